@@ -1,0 +1,196 @@
+"""Which examples a case is judged on: pinned rows, generated points, a replayed id."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from conformance.case import TIERS, Case, Example, Params
+from conformance.loading import check_params
+
+# Generated points for each tier; pinned rows come first and do not count.
+GENERATED = {"smoke": 2, "ci": 8, "full": 60}
+# Seeds for each point and distribution: a new seed costs no compile.
+SEEDS = {"smoke": 1, "ci": 1, "full": 4}
+
+
+def pinned(case: Case, tier: str) -> tuple[Example, ...]:
+    """The pinned examples of a tier and the smaller ones, every distribution a row names."""
+    wanted = TIERS[: TIERS.index(tier) + 1]
+    examples: list[Example] = []
+    for row in case.rows:
+        if row["tier"] in wanted:
+            examples += _of_row(case, row)
+    return tuple(examples)
+
+
+def _of_row(case: Case, row: Mapping[str, Any]) -> Iterable[Example]:
+    for inputs in row.get("inputs", case.inputs(row["params"])):
+        yield Example(
+            case=case.name,
+            params=row["params"],
+            inputs=inputs,
+            seed=row.get("seed", 0),
+            pinned=row["id"],
+            tier=row["tier"],
+            modes=tuple(row.get("modes", ())),
+        )
+
+
+def generated(case: Case, count: int, tier: str) -> tuple[Example, ...]:
+    """`count` distinct points of the domain, each with all its distributions.
+
+    Drawn once per case with an inner `@given`, so that every kernel, mode and process sees
+    the same examples whatever the node id of its test.
+    """
+    examples = []
+    for number, params in enumerate(_points(case, count)):
+        for inputs in case.inputs(params):
+            for seed in range(SEEDS[tier]):
+                examples.append(
+                    Example(
+                        case=case.name,
+                        params=params,
+                        inputs=inputs,
+                        seed=1 + number * SEEDS[tier] + seed,
+                        tier=tier,
+                    )
+                )
+    return tuple(examples)
+
+
+_points_cache: dict[tuple[str, int], list[Params]] = {}
+
+
+def _points(case: Case, count: int) -> list[Params]:
+    key = (case.name, count)
+    if key not in _points_cache:
+        _points_cache[key] = _draw(case, count)
+    return _points_cache[key]
+
+
+def _draw(case: Case, count: int) -> list[Params]:
+    """Distinct points; hypothesis repeats itself in small domains, hence the margin."""
+    found: dict[str, Params] = {}
+    if count == 0:
+        return []
+
+    @hypothesis.seed(0)
+    @settings(
+        max_examples=4 * count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case.domain())
+    def collect(params: dict[str, Any]) -> None:
+        ordered = {name: params[name] for name in case.params}
+        check_params(case, ordered)
+        found.setdefault(repr(ordered), ordered)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hypothesis.errors.NonInteractiveExampleWarning)
+        collect()
+    return list(found.values())[:count]
+
+
+def for_case(case: Case, tier: str, max_examples: int | None) -> tuple[Example, ...]:
+    """Pinned rows of the tier, then generated points (`max_examples` or the tier's number)."""
+    count = GENERATED[tier] if max_examples is None else max_examples
+    return pinned(case, tier) + generated(case, count, tier)
+
+
+# --------------------------------------------------------------------------- replay
+
+
+class ReplayError(ValueError):
+    """A replay id that names nothing."""
+
+
+def parse_id(cases: Mapping[str, Case], text: str) -> tuple[Example, ...]:
+    """The examples that an id means.
+
+    `case/pinned-id`, `case/pinned-id,inputs=normal` or, for generated points,
+    `case/m=100,...,inputs=normal,seed=3`. Without `inputs` it means all distributions.
+
+    Raises:
+      ReplayError: naming the part of the id that is wrong.
+    """
+    name, _, rest = text.partition("/")
+    if name not in cases:
+        raise ReplayError(f"--replay {text}: no case {name!r}; known: {', '.join(cases)}")
+    case = cases[name]
+    fields: dict[str, str] = {}
+    point = None
+    for number, part in enumerate(filter(None, rest.split(","))):
+        key, eq, value = part.partition("=")
+        if not eq and number == 0:
+            point = key
+        elif not eq:
+            raise ReplayError(f"--replay {text}: {part!r} is not of the form name=value")
+        else:
+            fields[key] = value
+    inputs, seed = fields.pop("inputs", None), _integer(text, "seed", fields.pop("seed", "0"))
+    if point is not None:
+        if fields:
+            raise ReplayError(f"--replay {text}: {next(iter(fields))!r} after a pinned id")
+        return _replay_pinned(case, text, point, inputs)
+    params = _parse_params(case, text, fields)
+    kinds = _kinds(case, text, params, inputs)
+    return tuple(Example(case=case.name, params=params, inputs=k, seed=seed) for k in kinds)
+
+
+def _replay_pinned(case: Case, text: str, point: str, inputs: str | None) -> tuple[Example, ...]:
+    for row in case.rows:
+        if row["id"] == point:
+            found = list(_of_row(case, row))
+            if inputs is None:
+                return tuple(found)
+            if any(e.inputs == inputs for e in found):
+                return tuple(e for e in found if e.inputs == inputs)
+            kinds = ", ".join(e.inputs for e in found)
+            raise ReplayError(f"--replay {text}: inputs {inputs!r} is not one of {kinds}")
+    raise ReplayError(f"--replay {text}: {case.name} has no pinned example {point!r}")
+
+
+def _parse_params(case: Case, text: str, fields: Mapping[str, str]) -> Params:
+    params: dict[str, Any] = {}
+    for key, value in fields.items():
+        kind = case.params[key].kind if key in case.params else "choice"
+        numeric = kind in ("size", "count", "block")
+        params[key] = _integer(text, key, value) if numeric else _choice(case, key, value)
+    ordered = {k: params[k] for k in case.params if k in params}
+    try:
+        check_params(case, ordered | params)
+    except ValueError as e:
+        raise ReplayError(f"--replay {text}: {e}") from e
+    return ordered
+
+
+def _choice(case: Case, key: str, value: str) -> Any:
+    """The choice whose text is `value` (True for "True"), or the text itself."""
+    choices = case.params[key].choices if key in case.params else ()
+    return next((c for c in choices if str(c) == value), value)
+
+
+def _integer(text: str, key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ReplayError(f"--replay {text}: {key} must be an integer, got {value!r}") from None
+
+
+def _kinds(case: Case, text: str, params: Params, inputs: str | None) -> tuple[str, ...]:
+    legal = case.inputs(params)
+    if inputs is None:
+        return legal
+    if inputs not in legal:
+        raise ReplayError(f"--replay {text}: inputs {inputs!r} is not one of {', '.join(legal)}")
+    return (inputs,)
+
+

@@ -1,0 +1,216 @@
+"""(case, kernel, mode, example) -> Verdict. The only place that decides.
+
+What a kernel raises is its verdict; an exception in an oracle, a bound or the engine escapes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.case import Arrays, Case, Example, Kernel, Negative
+from conformance.child import EngineError
+from conformance.loading import negative_example
+from conformance.modes import MODES
+from conformance.numerics import Comparison, Reference, compare
+from conformance.runner import Runner
+from conformance.serve import make_arrays
+from conformance.verdict import Failure, Outcome, Status, Verdict
+
+
+class Judge:
+    """Judges one worker's examples; keeps references and baselines that kernels share."""
+
+    def __init__(self, runner: Runner, recent: int = 256) -> None:
+        """Args:
+        runner: where calls are executed.
+        recent: how many examples' references and baselines are kept.
+        """
+        self._runner = runner
+        self._references = _Recent(recent)
+        self._baselines = _Recent(recent)
+
+    def judge(
+        self, case: Case, kernel: Kernel, mode: str, example: Example, chip: str | None = None
+    ) -> Verdict:
+        """The verdict of one kernel on one legal example."""
+        start = time.perf_counter()
+        outcome = self._runner.run(mode, chip, kernel, example, None)
+        decided = self._decide(case, kernel, mode, example, outcome)
+        return _verdict(kernel, mode, chip, example, decided, time.perf_counter() - start)
+
+    def judge_negative(
+        self, case: Case, kernel: Kernel, mode: str, negative: Negative, chip: str | None = None
+    ) -> Verdict:
+        """The verdict on input that must be refused: REJECTED as expected, or WRONG."""
+        start = time.perf_counter()
+        example = negative_example(case, negative)
+        outcome = self._runner.run(mode, chip, kernel, example, negative.name)
+        decided = _decide_negative(negative, outcome)
+        return _verdict(kernel, mode, chip, example, decided, time.perf_counter() - start)
+
+    def _decide(
+        self, case: Case, kernel: Kernel, mode: str, example: Example, outcome: Outcome
+    ) -> dict[str, Any]:
+        if outcome.failure is not None:
+            return _of_failure(outcome.failure)
+        if outcome.values is None:
+            status = Status.COMPILED if outcome.compiled else Status.REJECTED
+            return {"status": status, "numbers": outcome.evidence}
+        references = self._reference(case, mode, example)
+        numbers: dict[str, Any] = dict(outcome.evidence)
+        numbers["xla_ratio"] = self._xla_ratio(mode, example, references)
+        verdict = _of_values(outcome.values, references)
+        numbers["error_ratio"] = verdict.pop("ratio")
+        verdict["numbers"] = numbers
+        if verdict["status"] is Status.PASS and "fetches" in numbers:
+            verdict |= self._of_fetches(case, kernel, example, numbers["fetches"])
+        return verdict
+
+    def _arrays(self, case: Case, example: Example) -> Arrays:
+        return make_arrays(case, example)
+
+    def _reference(self, case: Case, mode: str, example: Example) -> tuple[Reference, ...]:
+        arithmetic = MODES[mode].arithmetic
+
+        def compute() -> tuple[Reference, ...]:
+            arrays = self._arrays(case, example)
+            return case.reference(example.params, example.inputs, arrays, arithmetic)
+
+        return self._references.get((example.id, arithmetic), compute)
+
+    def _xla_ratio(
+        self, mode: str, example: Example, references: tuple[Reference, ...]
+    ) -> float | None:
+        """XLA's achieved/allowed; EngineError when XLA breaks the bound that judges kernels."""
+
+        def compute() -> float | None:
+            values = self._runner.baseline(mode, example)
+            decided = _of_values(values, references)
+            if decided["status"] is not Status.PASS:
+                raise EngineError(
+                    f"XLA's own result breaks the bound on {example.id}: {decided['why']}; "
+                    "the case's reference, bound or baseline is wrong"
+                )
+            return decided["ratio"]
+
+        return self._baselines.get((example.id, MODES[mode].arithmetic), compute)
+
+    def _of_fetches(
+        self, case: Case, kernel: Kernel, example: Example, counted: Mapping[str, int]
+    ) -> dict[str, Any]:
+        assert case.fetches is not None
+        allowed = case.fetches(example.params, self._arrays(case, example))
+        for name in kernel.operands:
+            if counted[name] > allowed.get(name, counted[name]):
+                return {
+                    "status": Status.WRONG,
+                    "phase": "run",
+                    "why": f"values are right, but {counted[name]} blocks of {name} are fetched "
+                    f"where the contract allows {allowed[name]}",
+                }
+        return {}
+
+
+class _Recent:
+    """The last few results of a computation, by key."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._items: dict[Any, Any] = {}
+
+    def get(self, key: Any, compute: Callable[[], Any]) -> Any:
+        if key not in self._items:
+            if len(self._items) >= self._capacity:
+                del self._items[next(iter(self._items))]
+            self._items[key] = compute()
+        return self._items[key]
+
+
+def _of_failure(failure: Failure) -> dict[str, Any]:
+    kind = f"{failure.error}: " if failure.error else ""
+    return {
+        "status": failure.status,
+        "phase": failure.phase,
+        "code": failure.code,
+        "error": failure.error or None,
+        "why": f"{kind}{_shortened(failure.message)}" or "an exception without a message",
+    }
+
+
+def _shortened(message: str, limit: int = 1200) -> str:
+    """The last part of a long message: interpreter errors end in the exception that matters."""
+    message = message.strip()
+    return message if len(message) <= limit else "... " + message[-limit:]
+
+
+def _of_values(
+    values: tuple[np.ndarray, ...], references: tuple[Reference, ...]
+) -> dict[str, Any]:
+    if len(values) != len(references):
+        why = f"{len(values)} results, expected {len(references)}"
+        return {"status": Status.WRONG, "phase": "run", "why": why, "ratio": None}
+    comparisons = [compare(v, r) for v, r in zip(values, references, strict=True)]
+    ratios = [c.ratio for c in comparisons if c.ratio is not None]
+    ratio = max(ratios) if len(ratios) == len(comparisons) else None
+    wrong = [(n, c) for n, c in enumerate(comparisons) if not c.ok]
+    if not wrong:
+        return {"status": Status.PASS, "ratio": ratio}
+    number, first = wrong[0]
+    return {
+        "status": Status.WRONG,
+        "phase": "run",
+        "why": _which(number, len(values), first),
+        "ratio": ratio,
+    }
+
+
+def _which(number: int, count: int, comparison: Comparison) -> str:
+    return comparison.why if count == 1 else f"result {number}: {comparison.why}"
+
+
+def _decide_negative(negative: Negative, outcome: Outcome) -> dict[str, Any]:
+    """Refused in the right phase, with the right error and words; anything else is WRONG."""
+    asked = f"{negative.error} in phase {negative.phase!r} matching {negative.match!r}"
+    failure = outcome.failure
+    if failure is None:
+        why = f"accepted, but the contract asks for {asked}"
+        return {"status": Status.WRONG, "phase": negative.phase, "why": why}
+    decided = _of_failure(failure)
+    if failure.status not in (Status.REJECTED, Status.RESOURCE):
+        return decided
+    as_asked = (
+        failure.phase == negative.phase
+        and negative.error in (failure.error, failure.code)
+        and re.search(negative.match, failure.message)
+    )
+    if as_asked:
+        return decided | {"expected": True}
+    why = f"refused with {failure.error} in phase {failure.phase!r}: {failure.message[:300]}; "
+    return decided | {"status": Status.WRONG, "why": f"{why}the contract asks for {asked}"}
+
+
+def _verdict(
+    kernel: Kernel,
+    mode: str,
+    chip: str | None,
+    example: Example,
+    decided: Mapping[str, Any],
+    seconds: float,
+) -> Verdict:
+    return Verdict(
+        case=kernel.case,
+        kernel=kernel.name,
+        mode=mode,
+        chip=chip,
+        example=example.id,
+        params=example.params,
+        inputs=example.inputs,
+        seed=example.seed,
+        seconds=seconds,
+        **decided,
+    )

@@ -1,0 +1,155 @@
+"""From a call to a compiled XLA program and its results, phase by phase.
+
+Shared by the modes that execute a kernel through `jax.jit`. What the kernel raises becomes a
+Failure that names the phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from conformance.modes import Call
+from conformance.verdict import Failure, Outcome, Status
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+class PhaseError(Exception):
+    """Something the kernel raised, with the phase it happened in."""
+
+    def __init__(self, phase: str, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.phase = phase
+        self.cause = cause
+
+    def failure(self, status: Status = Status.REJECTED) -> Failure:
+        """The failure that the judge sees; messages are kept whole."""
+        name = type(self.cause).__name__
+        return Failure(status=status, phase=self.phase, error=name, message=str(self.cause))
+
+
+def in_phase(phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls code of the kernel; PhaseError for anything it raises."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as e:
+        raise PhaseError(phase, e) from e
+
+
+def prepared(call: Call) -> tuple[jax.Array, ...]:
+    """`fn`'s arguments on the device, after the host stage."""
+    arrays = call.arrays
+    if call.kernel.prepare is not None:
+        arrays = in_phase("prepare", call.kernel.prepare, *arrays, **call.options)
+    return tuple(jax.numpy.asarray(a) for a in arrays)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A kernel traced for some shapes.
+
+    Attributes:
+      stage: `jax.stages.Traced`.
+      pallas_calls: parameters of every pallas_call equation, in order.
+      prefetched: for the first call, the position among `fn`'s arguments of each
+        scalar-prefetch operand; None when one is computed on the way.
+    """
+
+    stage: Any
+    pallas_calls: tuple[dict[str, Any], ...]
+    prefetched: tuple[int, ...] | None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether any grid axis of any call is `parallel`."""
+        return any("parallel" in _semantics(c) for c in self.pallas_calls)
+
+
+def _semantics(pallas_call: dict[str, Any]) -> tuple[str, ...]:
+    params = pallas_call["compiler_params"]
+    semantics = getattr(params, "dimension_semantics", None) or ()
+    return tuple(str(getattr(s, "value", s)).lower() for s in semantics)
+
+
+def trace(call: Call, args: tuple[Any, ...]) -> Traced:
+    """Traces `fn`; a PhaseError of phase "trace" when it raises."""
+    options = call.options
+    fn = call.kernel.fn
+    stage = in_phase("trace", jax.jit(lambda *a: fn(*a, **options)).trace, *args)
+    calls = tuple(_pallas_calls(stage.jaxpr.jaxpr))
+    params = tuple(equation.params for equation in calls)
+    prefetched = _prefetched(stage.jaxpr.jaxpr, calls[0]) if calls else None
+    return Traced(stage, params, prefetched)
+
+
+def _prefetched(jaxpr: Any, call: Any) -> tuple[int, ...] | None:
+    operands = call.invars[: call.params["grid_mapping"].num_index_operands]
+    arguments = {variable: n for n, variable in enumerate(jaxpr.invars)}
+    positions = [arguments.get(v) if hasattr(v, "count") else None for v in operands]
+    return None if None in positions else tuple(p for p in positions if p is not None)
+
+
+def require_interpreted(traced: Traced) -> None:
+    """PhaseError when a call was built outside `fn` and so ignores the interpreter's context."""
+    if any(not c["interpret"] for c in traced.pallas_calls):
+        raise PhaseError(
+            "trace",
+            TypeError(
+                "a pallas_call was built before fn ran (at import time?) and ignores the "
+                "interpreter: call pl.pallas_call inside fn"
+            ),
+        )
+
+
+def _pallas_calls(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation
+            continue
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _pallas_calls(inner)
+
+
+class Programs:
+    """Compiled programs by call key; the oldest go first, with JAX's own caches."""
+
+    def __init__(self, capacity: int = 16) -> None:
+        self._capacity = capacity
+        self._programs: dict[Any, Any] = {}
+
+    def get(self, key: Any, build: Callable[[], Any]) -> Any:
+        """The program of `key`, built when it is not there."""
+        if key not in self._programs:
+            if len(self._programs) >= self._capacity:
+                self._programs.clear()
+                jax.clear_caches()
+            self._programs[key] = build()
+        return self._programs[key]
+
+
+def compile_traced(traced: Traced) -> Any:
+    """Lowers and compiles for the default backend."""
+    lowered = in_phase("lower", traced.stage.lower)
+    return in_phase("compile", lowered.compile)
+
+
+def execute(call: Call, program: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    """Runs a program and the host stage after it; results as NumPy arrays."""
+    result = in_phase("run", lambda: jax.block_until_ready(program(*args)))
+    if call.kernel.finish is not None:
+        result = in_phase("finish", call.kernel.finish, result)
+    return tuple(np.asarray(leaf) for leaf in jax.tree.leaves(result))
+
+
+def failed(failure: Failure) -> Outcome:
+    """An outcome without values."""
+    return Outcome(failure=failure)

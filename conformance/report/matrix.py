@@ -1,0 +1,98 @@
+"""The matrix kernel x mode@chip, for the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.verdict import BAD, MEANING, Status
+
+_STYLE = {Status.PASS: "green", Status.COMPILED: "cyan"}
+_BAD_STYLE = "bold red"
+_OTHER_STYLE = "yellow"
+
+
+class Matrix:
+    """Counts verdict rows by kernel and mode@chip."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self.cells: dict[tuple[str, str], dict[str, Counter[Status]]] = defaultdict(
+            lambda: defaultdict(Counter)
+        )
+        self.refused: Counter[tuple[tuple[str, str], str]] = Counter()
+        self.ratio: dict[tuple[str, str], float] = {}
+        self.columns: list[str] = []
+        for row in rows:
+            self._add(row)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        kernel = (row["case"], row["kernel"])
+        column = row["mode"] if row["chip"] is None else f"{row['mode']}@{row['chip']}"
+        if column not in self.columns:
+            self.columns = sorted({*self.columns, column})
+        if row["expected"]:
+            self.refused[kernel, column] += 1
+            self.cells[kernel][column] += Counter()
+            return
+        self.cells[kernel][column][Status(row["status"])] += 1
+        ratio = row["numbers"].get("error_ratio")
+        if ratio is not None:
+            self.ratio[kernel] = max(self.ratio.get(kernel, 0.0), ratio)
+
+    def counts(self) -> Counter[Status]:
+        """Verdicts by status over the whole matrix, expected refusals left out."""
+        total: Counter[Status] = Counter()
+        for row in self.cells.values():
+            for cell in row.values():
+                total.update(cell)
+        return total
+
+
+def _cell(counts: Counter[Status], refused: int) -> Text:
+    """`PASS 24`, or the failures first: `WRONG 2 PASS 22`; `+3 refused` counts negatives."""
+    text = Text()
+    order = sorted(counts, key=lambda s: (s not in BAD, list(Status).index(s)))
+    for status in order:
+        style = _BAD_STYLE if status in BAD else _STYLE.get(status, _OTHER_STYLE)
+        text.append(f"{status} {counts[status]} ", style=style)
+    if refused:
+        text.append(f"+{refused} refused", style="dim")
+    return text or Text("-", style="dim")
+
+
+def render(matrix: Matrix, width: int, color: bool) -> str:
+    """The table and its legend as text."""
+    table = Table(title="Kernel x mode", title_justify="left", header_style="bold")
+    table.add_column("case", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
+    for column in matrix.columns:
+        table.add_column(column)
+    table.add_column("worst error / allowed", justify="right")
+    previous = None
+    for kernel, row in matrix.cells.items():
+        cells = [_cell(row[c], matrix.refused[kernel, c]) for c in matrix.columns]
+        ratio = f"{matrix.ratio[kernel]:.3f}" if kernel in matrix.ratio else "-"
+        if previous not in (None, kernel[0]):
+            table.add_section()
+        table.add_row(kernel[0] if previous != kernel[0] else "", kernel[1], *cells, ratio)
+        previous = kernel[0]
+    console = Console(width=max(width, 100), force_terminal=color, no_color=not color)
+    with console.capture() as capture:
+        console.print(table)
+        for line in legend(matrix):
+            console.print(line, style="dim", highlight=False)
+    return capture.get()
+
+
+def legend(matrix: Matrix) -> list[str]:
+    """What the statuses in this matrix mean, one line each."""
+    lines = [f"{s} = {MEANING[s]}" for s in Status if matrix.counts()[s]]
+    if matrix.refused:
+        lines.append("refused = bad input, refused with the error that the contract asks for")
+    lines.append("numbers count judged examples; 0.000 = exact, 1.000 = as wrong as a right kernel may be")
+    return lines

@@ -1,0 +1,95 @@
+"""What a child process does with a request; also the way to run a mode in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.case import Arrays, Case, Example, Kernel, Negative
+from conformance.loading import load_cases, load_subject
+from conformance.modes import MODES, Call
+from conformance.strategies import rng_of
+
+
+class Server:
+    """Answers requests: run a kernel in a mode, or compute the XLA baseline."""
+
+    def __init__(self) -> None:
+        self._baselines: dict[tuple[Any, ...], Any] = {}
+
+    def answer(self, request: Mapping[str, Any]) -> Any:
+        """The result of one request; see `run_request` and `baseline_request`."""
+        cases = load_cases(tuple(request["case_files"]))
+        example: Example = request["example"]
+        case = cases[example.case]
+        if request["op"] == "baseline":
+            return self._baseline(case, example)
+        subject = load_subject(request["subject"], tuple(cases))
+        kernel = subject.find(case.name, request["kernel"])
+        call = bind(case, kernel, example, request["negative"])
+        return MODES[request["mode"]].run(call, request["chip"])
+
+    def _baseline(self, case: Case, example: Example) -> tuple[np.ndarray, ...]:
+        import jax
+
+        arrays = make_arrays(case, example)
+        key = (case.name, *example.params.items())
+        if key not in self._baselines:
+            self._baselines[key] = jax.jit(lambda *a: case.baseline(example.params, *a))
+        result = self._baselines[key](*arrays)
+        return tuple(np.asarray(leaf) for leaf in jax.tree.leaves(result))
+
+
+def run_request(
+    subject: str,
+    case_files: tuple[str, ...],
+    mode: str,
+    chip: str | None,
+    kernel: Kernel,
+    example: Example,
+    negative: str | None = None,
+) -> dict[str, Any]:
+    """Asks for one kernel on one example in one mode; answered with an Outcome."""
+    return {
+        "op": "run",
+        "subject": subject,
+        "case_files": case_files,
+        "mode": mode,
+        "chip": chip,
+        "kernel": kernel.name,
+        "example": example,
+        "negative": negative,
+    }
+
+
+def baseline_request(case_files: tuple[str, ...], example: Example) -> dict[str, Any]:
+    """Asks for XLA's own results on one example; answered with a tuple of arrays."""
+    return {"op": "baseline", "case_files": case_files, "example": example}
+
+
+def make_arrays(case: Case, example: Example) -> Arrays:
+    """The arrays of an example, from its seed."""
+    return case.make(example.params, example.inputs, rng_of(example.seed))
+
+
+def bind(case: Case, kernel: Kernel, example: Example, negative: str | None) -> Call:
+    """A kernel bound to an example: arrays made, options chosen."""
+    if negative is None:
+        arrays = make_arrays(case, example)
+    else:
+        arrays = negative_arrays(case, find_negative(case, negative), example)
+    return Call(case=case, kernel=kernel, example=example, arrays=arrays)
+
+
+def find_negative(case: Case, name: str) -> Negative:
+    """The negative example `name` of a case."""
+    return next(n for n in case.negatives if n.name == name)
+
+
+def negative_arrays(case: Case, negative: Negative, example: Example) -> Arrays:
+    """The arrays of a negative example."""
+    if negative.arrays is not None:
+        return negative.arrays(negative.params)
+    return make_arrays(case, example)

@@ -1,0 +1,78 @@
+"""The test function that pytest parametrizes: does a kernel conform in a mode (on a chip)."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.case import Kernel
+from conformance.judge import Judge
+from conformance.modes import MODES
+from conformance.plugin import Plan
+from conformance.report.lines import Lines
+from conformance.verdict import Status, Verdict
+
+# As many failing examples as a reader takes in; all of them are in results.jsonl.
+_SHOWN = 5
+
+
+def test_conforms(
+    judged_kernel: Kernel,
+    column: tuple[str, str | None],
+    plan: Plan,
+    judge: Judge,
+    lines: Lines,
+) -> None:
+    """Every example is judged; one that fails does not end the others."""
+    mode, chip = column
+    reason = MODES[mode].unavailable(chip)
+    if reason is not None:
+        if plan.modes_by_name:
+            pytest.fail(f"mode {mode} was asked for but is UNAVAILABLE: {reason}", pytrace=False)
+        pytest.skip(f"UNAVAILABLE: {reason}")
+    case = plan.cases[judged_kernel.case]
+    verdicts = []
+    for example in plan.examples(judged_kernel, mode):
+        verdicts.append(judge.judge(case, judged_kernel, mode, example, chip))
+        lines.write(verdicts[-1])
+    for negative in plan.negatives(judged_kernel, mode, chip):
+        verdicts.append(judge.judge_negative(case, judged_kernel, mode, negative, chip))
+        lines.write(verdicts[-1])
+    conclude(verdicts, plan.subject.spec)
+
+
+def conclude(verdicts: list[Verdict], subject: str) -> None:
+    """Fails, skips or passes for a kernel's verdicts in one column."""
+    assert verdicts, "no example was selected: nothing was judged"
+    failed = [v for v in verdicts if v.failed]
+    if failed:
+        pytest.fail(explain(failed, len(verdicts), subject), pytrace=False)
+    if all(v.numbers.get("pallas_calls") == 0 for v in verdicts if not v.expected):
+        pytest.fail("fn called pl.pallas_call on no example: it is not a Pallas kernel", pytrace=False)
+    if not any(v.passed or v.expected for v in verdicts):
+        first = verdicts[0]
+        pytest.skip(f"{first.status}: {first.why}")
+
+
+def explain(failed: list[Verdict], judged: int, subject: str) -> str:
+    """A message that is enough to reproduce the failures."""
+    first = failed[0]
+    where = first.mode if first.chip is None else f"{first.mode}@{first.chip}"
+    parts = [
+        f"{first.case}/{first.kernel} in {where}: {len(failed)} of {judged} examples failed"
+    ]
+    parts += [_one(v, subject) for v in failed[:_SHOWN]]
+    if len(failed) > _SHOWN:
+        parts.append(f"... and {len(failed) - _SHOWN} more (all of them are in results.jsonl)")
+    return "\n".join(parts)
+
+
+def _one(verdict: Verdict, subject: str) -> str:
+    point = ", ".join(f"{k}={v}" for k, v in verdict.params.items())
+    chip = f" --chip {verdict.chip}" if verdict.chip else ""
+    phase = f" in phase {verdict.phase}" if verdict.status is Status.REJECTED else ""
+    return (
+        f"  {verdict.status}{phase}: {verdict.why}\n"
+        f"    {point}; inputs {verdict.inputs}, seed {verdict.seed}\n"
+        f"    replay: pytest --subject {subject} --mode {verdict.mode}{chip} "
+        f"--kernel {verdict.case}/{verdict.kernel} --replay {verdict.example}"
+    )

@@ -1,0 +1,3 @@
+"""Loads the suite's pytest plugin in a checkout."""
+
+pytest_plugins = ["conformance.plugin"]

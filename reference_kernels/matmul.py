@@ -1,0 +1,110 @@
+"""Matrix multiplication x @ y: the matmul guide's first two kernels.
+
+Guide: https://docs.jax.dev/en/latest/pallas/tpu/matmul.html
+
+    output_accumulator   float32 only: partial products are added up in the output block itself
+    scratch_accumulator  any float: a float32 accumulator in scratch, rounded and written out once
+
+x is (m, k), y (k, n), the result (m, n). The grid is (m, n, k) in blocks; the contraction is its
+last axis, so that all steps of one output block are consecutive.
+
+Blocks need not divide the arrays. What an edge block holds outside its array is unspecified, and
+may be NaN. Rows past m and columns past n never reach an element that is kept, but the tail of k
+does: `scratch_accumulator` replaces it by zeros, in both operands, since 0 * NaN is NaN.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from .checks import FLOATS, check_matmul, check_matmul_blocks, out_like
+
+
+def output_accumulator_kernel(x_ref: jax.Ref, y_ref: jax.Ref, o_ref: jax.Ref) -> None:
+    @pl.when(pl.program_id(2) == 0)
+    def clear() -> None:
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    o_ref[...] += jnp.dot(x_ref[...], y_ref[...])  # (bm, bk) @ (bk, bn)
+
+
+def output_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
+    """x (m, k) @ y (k, n), float32, by blocks (bm, bk) and (bk, bn), where bk divides k.
+
+    Raises ValueError for a bad rank, dtype or block, unequal dtypes or inner dimensions, and a
+    `bk` that does not divide k.
+    """
+    m, k, n = check_matmul(x, y, dtypes=("float32",))
+    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    if k % bk:
+        raise ValueError(f"bk must divide x.shape[1] = {k}, got {bk}")
+    return pl.pallas_call(
+        output_accumulator_kernel,
+        grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), k // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, step: (i, step)),
+            pl.BlockSpec((bk, bn), lambda i, j, step: (step, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
+        out_shape=out_like((m, n), x.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
+    )(x, y)
+
+
+def zero_tail(block: jax.Array, axis: int, step: jax.Array, size: int) -> jax.Array:
+    """`block`, the `step`th along `axis` of an array, with zeros beyond that array's `size`.
+
+    Costs nothing where blocks divide the array: the test is made while tracing.
+    """
+    width = block.shape[axis]
+    if size % width == 0:
+        return block
+    index = step * width + lax.broadcasted_iota(jnp.int32, block.shape, axis)
+    return jnp.where(index < size, block, jnp.zeros_like(block))
+
+
+def scratch_accumulator_kernel(
+    x_ref: jax.Ref, y_ref: jax.Ref, o_ref: jax.Ref, acc_ref: jax.Ref, *, k: int
+) -> None:
+    step = pl.program_id(2)
+
+    @pl.when(step == 0)
+    def clear() -> None:
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    x = zero_tail(x_ref[...], 1, step, k)
+    y = zero_tail(y_ref[...], 0, step, k)
+    acc_ref[...] += jnp.dot(x, y, preferred_element_type=acc_ref.dtype)  # (bm, bk) @ (bk, bn)
+
+    @pl.when(step == pl.num_programs(2) - 1)
+    def store() -> None:
+        o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+
+def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
+    """x (m, k) @ y (k, n) of one dtype out of `FLOATS`, which is also the result's.
+
+    Raises ValueError for a bad rank, dtype or block and for unequal dtypes or inner dimensions.
+    """
+    m, k, n = check_matmul(x, y, dtypes=FLOATS)
+    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    return pl.pallas_call(
+        functools.partial(scratch_accumulator_kernel, k=k),
+        grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, step: (i, step)),
+            pl.BlockSpec((bk, bn), lambda i, j, step: (step, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
+        out_shape=out_like((m, n), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
+    )(x, y)
