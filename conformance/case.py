@@ -99,7 +99,8 @@ class Negative:
       name: short and unique within the case; part of the replay id.
       params: a legal or illegal point; not checked against the domain.
       phase: where the refusal happens, one of PHASES.
-      error: name of the exception type that must arrive.
+      error: what must arrive: the name of the exception type, the compiler's code, or the
+        status RESOURCE.
       match: regular expression that the message must contain.
       arrays: makes the arrays from the params; the case's own `make` when None.
       inputs: the distribution for the case's own `make`.

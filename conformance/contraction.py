@@ -90,7 +90,7 @@ def domain(
         k = draw(sizes(256, 1, 100, 128, 300, 512, 640))
         n = draw(sizes(128, 1, 100, 200, 256, 384))
         bk = draw(blocks(k, LANES).filter(lambda b: not whole_k or k % b == 0))
-        point = {"m": m, "k": k, "n": n}
+        point: dict[str, Any] = {"m": m, "k": k, "n": n}
         point |= {"bm": draw(blocks(m, rows)), "bk": bk, "bn": draw(blocks(n, LANES))}
         point["dtype"] = draw(names(*dtypes))
         return point | {name: draw(names(*choices)) for name, choices in options.items()}

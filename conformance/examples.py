@@ -16,6 +16,7 @@ from conformance.loading import check_params
 GENERATED = {"smoke": 2, "ci": 8, "full": 60}
 # Seeds for each point and distribution: a new seed costs no compile.
 SEEDS = {"smoke": 1, "ci": 1, "full": 4}
+_SEED_STRIDE = 1000  # between the seeds of a point; the first does not depend on the tier
 
 
 def pinned(case: Case, tier: str) -> tuple[Example, ...]:
@@ -45,7 +46,7 @@ def generated(case: Case, count: int, tier: str) -> tuple[Example, ...]:
     """`count` distinct points of the domain, each with all its distributions.
 
     Drawn once per case with an inner `@given`, so that every kernel, mode and process sees
-    the same examples whatever the node id of its test.
+    the same examples whatever the node id of its test. Smaller tiers are contained in larger.
     """
     examples = []
     for number, params in enumerate(_points(case, count)):
@@ -56,7 +57,7 @@ def generated(case: Case, count: int, tier: str) -> tuple[Example, ...]:
                         case=case.name,
                         params=params,
                         inputs=inputs,
-                        seed=1 + number * SEEDS[tier] + seed,
+                        seed=1 + number + _SEED_STRIDE * seed,
                         tier=tier,
                     )
                 )
@@ -67,6 +68,16 @@ _points_cache: dict[tuple[str, int], list[Params]] = {}
 
 
 def _points(case: Case, count: int) -> list[Params]:
+    """`count` points, those of tier "ci" first: hypothesis draws others for another number."""
+    first = GENERATED["ci"]
+    points = _drawn(case, first)
+    if count > first:
+        more = {repr(p): p for p in (*points, *_drawn(case, count))}
+        points = list(more.values())
+    return points[:count]
+
+
+def _drawn(case: Case, count: int) -> list[Params]:
     key = (case.name, count)
     if key not in _points_cache:
         _points_cache[key] = _draw(case, count)
@@ -76,8 +87,6 @@ def _points(case: Case, count: int) -> list[Params]:
 def _draw(case: Case, count: int) -> list[Params]:
     """Distinct points; hypothesis repeats itself in small domains, hence the margin."""
     found: dict[str, Params] = {}
-    if count == 0:
-        return []
 
     @hypothesis.seed(0)
     @settings(
@@ -133,22 +142,30 @@ def parse_id(cases: Mapping[str, Case], text: str) -> tuple[Example, ...]:
             point = key
         elif not eq:
             raise ReplayError(f"--replay {text}: {part!r} is not of the form name=value")
+        elif key in fields:
+            raise ReplayError(f"--replay {text}: {key!r} is there twice")
         else:
             fields[key] = value
-    inputs, seed = fields.pop("inputs", None), _integer(text, "seed", fields.pop("seed", "0"))
+    inputs, seed = fields.pop("inputs", None), _seed(text, fields.pop("seed", None))
     if point is not None:
         if fields:
             raise ReplayError(f"--replay {text}: {next(iter(fields))!r} after a pinned id")
-        return _replay_pinned(case, text, point, inputs)
+        return _replay_pinned(case, text, point, inputs, seed)
     params = _parse_params(case, text, fields)
     kinds = _kinds(case, text, params, inputs)
-    return tuple(Example(case=case.name, params=params, inputs=k, seed=seed) for k in kinds)
+    return tuple(Example(case=case.name, params=params, inputs=k, seed=seed or 0) for k in kinds)
 
 
-def _replay_pinned(case: Case, text: str, point: str, inputs: str | None) -> tuple[Example, ...]:
+def _replay_pinned(
+    case: Case, text: str, point: str, inputs: str | None, seed: int | None
+) -> tuple[Example, ...]:
     for row in case.rows:
         if row["id"] == point:
             found = list(_of_row(case, row))
+            if seed not in (None, found[0].seed):
+                raise ReplayError(
+                    f"--replay {text}: seed {seed} is not that of the pinned row, {found[0].seed}"
+                )
             if inputs is None:
                 return tuple(found)
             if any(e.inputs == inputs for e in found):
@@ -176,6 +193,13 @@ def _choice(case: Case, key: str, value: str) -> Any:
     """The choice whose text is `value` (True for "True"), or the text itself."""
     choices = case.params[key].choices if key in case.params else ()
     return next((c for c in choices if str(c) == value), value)
+
+
+def _seed(text: str, value: str | None) -> int | None:
+    seed = None if value is None else _integer(text, "seed", value)
+    if seed is not None and seed < 0:
+        raise ReplayError(f"--replay {text}: seed must not be negative, got {seed}")
+    return seed
 
 
 def _integer(text: str, key: str, value: str) -> int:

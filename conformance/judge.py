@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance import chips
 from conformance.case import Arrays, Case, Example, Kernel, Negative
 from conformance.child import EngineError
 from conformance.loading import negative_example
@@ -34,13 +35,17 @@ class Judge:
         self._references = _Recent(recent)
         self._baselines = _Recent(recent)
 
+    def unavailable(self, mode: str, chip: str | None) -> str | None:
+        """Why a mode cannot run here, or None."""
+        return self._runner.unavailable(mode, chip)
+
     def judge(
         self, case: Case, kernel: Kernel, mode: str, example: Example, chip: str | None = None
     ) -> Verdict:
         """The verdict of one kernel on one legal example."""
         start = time.perf_counter()
         outcome = self._runner.run(mode, chip, kernel, example, None)
-        decided = self._decide(case, kernel, mode, example, outcome)
+        decided = self._decide(case, kernel, mode, chip, example, outcome)
         return _verdict(kernel, mode, chip, example, decided, time.perf_counter() - start)
 
     def judge_negative(
@@ -54,13 +59,20 @@ class Judge:
         return _verdict(kernel, mode, chip, example, decided, time.perf_counter() - start)
 
     def _decide(
-        self, case: Case, kernel: Kernel, mode: str, example: Example, outcome: Outcome
+        self,
+        case: Case,
+        kernel: Kernel,
+        mode: str,
+        chip: str | None,
+        example: Example,
+        outcome: Outcome,
     ) -> dict[str, Any]:
+        if not MODES[mode].values:
+            return _of_compilation(kernel, example, chip, outcome)
         if outcome.failure is not None:
             return _of_failure(outcome.failure)
         if outcome.values is None:
-            status = Status.COMPILED if outcome.compiled else Status.REJECTED
-            return {"status": status, "numbers": outcome.evidence}
+            raise EngineError(f"mode {mode} gave neither values nor a failure on {example.id}")
         references = self._reference(case, mode, example)
         numbers: dict[str, Any] = dict(outcome.evidence)
         numbers["xla_ratio"] = self._xla_ratio(mode, example, references)
@@ -131,12 +143,35 @@ class _Recent:
         return self._items[key]
 
 
+def _of_compilation(
+    kernel: Kernel, example: Example, chip: str | None, outcome: Outcome
+) -> dict[str, Any]:
+    """COMPILED, a refusal, or UNSUPPORTED where the kernel declared the refusal.
+
+    A declaration is a claim: where the compiler accepts what the kernel calls unsupported, the
+    declaration is wrong.
+    """
+    declared = None
+    if kernel.unsupported is not None and chip is not None:
+        declared = kernel.unsupported(example, chips.get(chip))
+    numbers = {"numbers": outcome.evidence}
+    if outcome.failure is None:
+        if declared is None:
+            return {"status": Status.COMPILED} | numbers
+        why = f"declared unsupported ({declared}), but the compiler accepts it"
+        return {"status": Status.WRONG, "phase": "compile", "why": why} | numbers
+    decided = _of_failure(outcome.failure) | numbers
+    if declared is not None and outcome.failure.status in (Status.REJECTED, Status.RESOURCE):
+        return decided | {"status": Status.UNSUPPORTED, "why": f"{declared}: {decided['why']}"}
+    return decided
+
+
 def _of_failure(failure: Failure) -> dict[str, Any]:
     kind = f"{failure.error}: " if failure.error else ""
     return {
         "status": failure.status,
         "phase": failure.phase,
-        "code": failure.code,
+        "code": failure.code or failure.clause or None,
         "error": failure.error or None,
         "why": f"{kind}{_shortened(failure.message)}" or "an exception without a message",
     }
@@ -185,7 +220,7 @@ def _decide_negative(negative: Negative, outcome: Outcome) -> dict[str, Any]:
         return decided
     as_asked = (
         failure.phase == negative.phase
-        and negative.error in (failure.error, failure.code)
+        and negative.error in (failure.error, failure.code, failure.status)
         and re.search(negative.match, failure.message)
     )
     if as_asked:

@@ -196,7 +196,7 @@ def load_subject(spec: str, cases: tuple[str, ...]) -> Subject:
         module = _subject_module(place)
     except LoadError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise LoadError(f"subject {spec!r} failed to load: {type(e).__name__}: {e}") from e
     kernels = getattr(module, attribute, None)
     if kernels is None:

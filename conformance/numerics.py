@@ -190,17 +190,18 @@ def dot_error(
       operand_rounding: relative rounding of each operand before the dot (input fusion).
 
     Returns:
-      E = accumulation(n) S + (2 u_in + u_in^2) S + (n + 1) eta, with n = terms + blocks, and
-      eta the larger smallest normal of accumulator and output, as backends may flush.
+      E = accumulation(n) S + (2 u_in + u_in^2) S + (n + 1) eta_acc + eta_out, n = terms + blocks.
+      eta is the smallest normal: backends may flush each product and sum, and the result once.
+      (With the output's eta at every step, a bound for fp8 results would allow anything.)
     """
     n = terms + blocks
     u_in = operand_rounding
     if operand == np.dtype(np.float32) and arithmetic.f32_operands_rounded:
         u_in += unit_roundoff(dtype_of("bfloat16"))
-    eta = max(smallest_normal(accumulator), smallest_normal(out))
+    flushed = (n + 1) * smallest_normal(accumulator) + smallest_normal(out)
     factor = accumulation_factor(n, unit_roundoff(accumulator)) + 2 * u_in + u_in**2
     with np.errstate(invalid="ignore"):
-        return factor * magnitude + (n + 1) * eta
+        return factor * magnitude + flushed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,13 +261,12 @@ def function_reference(
     A function after the dot multiplies the error by its Lipschitz constant and adds its own.
     """
     function = FUNCTIONS[name]
-    value = function.exact(z)
-    if error is None and function.integral:
-        return equal(value, out)
-    total = function.evaluation_error(z) + smallest_normal(out)
-    if error is not None:
-        total = total + function.lipschitz * error
-    return bounded(value, out, total)
+    with np.errstate(invalid="ignore"):
+        value = function.exact(z)
+        if error is None and function.integral:
+            return equal(value, out)
+        total = smallest_normal(out) if error is None else function.lipschitz * error
+        return bounded(value, out, total + function.evaluation_error(z))
 
 
 # --------------------------------------------------------------------------- comparison

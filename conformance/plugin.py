@@ -78,7 +78,8 @@ class Plan:
         if self.replay or self.replay_negatives:
             return [e for e in self.replay if e.case == kernel.case]
         found = for_case(self.cases[kernel.case], self.tier, self.max_examples)
-        return [e for e in found if not e.modes or mode in e.modes]
+        found = tuple(e for e in found if not e.modes or mode in e.modes)
+        return list(found) if MODES[mode].values else _one_each(found)
 
     def negatives(self, kernel: Kernel, mode: str, chip: str | None) -> list[Negative]:
         """The negative examples that this kernel promises and this mode can judge."""
@@ -89,6 +90,11 @@ class Plan:
         if self.replay or self.replay_negatives:
             return [n for n in found if (kernel.case, n.name) in self.replay_negatives]
         return found
+
+
+def _one_each(examples: tuple[Example, ...]) -> list[Example]:
+    """The first example of each point: for modes that look at no values."""
+    return list({repr(sorted(e.params.items())): e for e in reversed(examples)}.values())[::-1]
 
 
 # --------------------------------------------------------------------------- options to plan
@@ -109,12 +115,10 @@ def _absolute(place: str) -> str:
 
 def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
     """`given`, `all` spelled out; UsageError naming the first unknown value."""
-    if "all" in given:
-        return list(known)
     for name in given:
-        if name not in known:
+        if name not in known and name != "all":
             raise pytest.UsageError(f"{option} {name}: unknown; known: {', '.join(known)}")
-    return list(given)
+    return list(known if "all" in given else given)
 
 
 def _make_plan(config: pytest.Config) -> Plan:
@@ -253,7 +257,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         directory = config.getoption("--report") or tempfile.mkdtemp(prefix="conformance-")
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise pytest.UsageError(f"--report {directory}: not a directory to write to: {e}") from e
         (path / "results.jsonl").unlink(missing_ok=True)
         config.stash[_RESULTS] = path.resolve() / "results.jsonl"
     else:
@@ -323,7 +330,7 @@ def judge(request: pytest.FixtureRequest, plan: Plan) -> Iterator[Judge]:
     config = request.config
     cache = None
     if hasattr(config, "cache") and config.cache is not None:
-        cache = str(config.cache.mkdir("conformance-xla"))
+        cache = str(config.cache.mkdir("conformance"))
     runner = Runner(
         plan.subject.spec, plan.case_files, config.getoption("--example-timeout"), cache
     )

@@ -27,7 +27,7 @@ class Runner:
         subject: specification that children load the subject from.
         case_files: additional case files.
         timeout: seconds an example may take.
-        cache: directory of JAX's persistent compilation cache, or None.
+        cache: directory that compiled programs are kept in between runs, or None.
         """
         self._subject = subject
         self._case_files = case_files
@@ -35,6 +35,24 @@ class Runner:
         self._cache = cache
         self._children: dict[tuple[Any, ...], Child] = {}
         self._here = serve.Server()
+        self._unavailable: dict[str, str | None] = {}
+
+    def unavailable(self, mode: str, chip: str | None) -> str | None:
+        """Why a mode cannot run here, or None; a process that dies of being asked is a reason."""
+        reason = MODES[mode].unavailable(chip)
+        if reason is not None or MODES[mode].in_process:
+            return reason
+        if mode not in self._unavailable:
+            self._unavailable[mode] = self._probe(mode)
+        return self._unavailable[mode]
+
+    def _probe(self, mode: str) -> str | None:
+        try:
+            return self._child(mode).call(serve.probe_request(mode), self._timeout)
+        except ChildTimeout as e:
+            return str(e)
+        except ChildDied as e:
+            return _explain(e)
 
     def run(
         self, mode: str, chip: str | None, kernel: Kernel, example: Example, negative: str | None
@@ -71,7 +89,8 @@ class Runner:
     def _child(self, mode: str) -> Child:
         environment = dict(MODES[mode].environment())
         if self._cache is not None:
-            environment.setdefault("JAX_COMPILATION_CACHE_DIR", self._cache)
+            environment["CONFORMANCE_CACHE_DIR"] = self._cache
+            environment.setdefault("JAX_COMPILATION_CACHE_DIR", f"{self._cache}/xla")
             environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
             environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
         key = tuple(sorted((k, v or "") for k, v in environment.items()))

@@ -20,7 +20,9 @@ class Server:
         self._baselines: dict[tuple[Any, ...], Any] = {}
 
     def answer(self, request: Mapping[str, Any]) -> Any:
-        """The result of one request; see `run_request` and `baseline_request`."""
+        """The result of one request; the functions below make them."""
+        if request["op"] == "probe":
+            return MODES[request["mode"]].probe()
         cases = load_cases(tuple(request["case_files"]))
         example: Example = request["example"]
         case = cases[example.case]
@@ -67,6 +69,11 @@ def run_request(
 def baseline_request(case_files: tuple[str, ...], example: Example) -> dict[str, Any]:
     """Asks for XLA's own results on one example; answered with a tuple of arrays."""
     return {"op": "baseline", "case_files": case_files, "example": example}
+
+
+def probe_request(mode: str) -> dict[str, Any]:
+    """Asks why a mode cannot run in this process; answered with the reason or None."""
+    return {"op": "probe", "mode": mode}
 
 
 def make_arrays(case: Case, example: Example) -> Arrays:

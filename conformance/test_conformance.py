@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from conformance.case import Kernel
 from conformance.judge import Judge
-from conformance.modes import MODES
 from conformance.plugin import Plan
 from conformance.report.lines import Lines
 from conformance.verdict import Status, Verdict
@@ -24,7 +26,7 @@ def test_conforms(
 ) -> None:
     """Every example is judged; one that fails does not end the others."""
     mode, chip = column
-    reason = MODES[mode].unavailable(chip)
+    reason = judge.unavailable(mode, chip)
     if reason is not None:
         if plan.modes_by_name:
             pytest.fail(f"mode {mode} was asked for but is UNAVAILABLE: {reason}", pytrace=False)
@@ -37,42 +39,53 @@ def test_conforms(
     for negative in plan.negatives(judged_kernel, mode, chip):
         verdicts.append(judge.judge_negative(case, judged_kernel, mode, negative, chip))
         lines.write(verdicts[-1])
-    conclude(verdicts, plan.subject.spec)
+    conclude(verdicts, plan.subject.spec, plan.case_files)
 
 
-def conclude(verdicts: list[Verdict], subject: str) -> None:
+def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = ()) -> None:
     """Fails, skips or passes for a kernel's verdicts in one column."""
     assert verdicts, "no example was selected: nothing was judged"
     failed = [v for v in verdicts if v.failed]
     if failed:
-        pytest.fail(explain(failed, len(verdicts), subject), pytrace=False)
-    if all(v.numbers.get("pallas_calls") == 0 for v in verdicts if not v.expected):
+        command = _command(subject, case_files)
+        pytest.fail(explain(failed, len(verdicts), command), pytrace=False)
+    run = [v for v in verdicts if not v.expected]
+    if run and all(v.numbers.get("pallas_calls") == 0 for v in run):
         pytest.fail("fn called pl.pallas_call on no example: it is not a Pallas kernel", pytrace=False)
     if not any(v.passed or v.expected for v in verdicts):
         first = verdicts[0]
         pytest.skip(f"{first.status}: {first.why}")
 
 
-def explain(failed: list[Verdict], judged: int, subject: str) -> str:
+def _command(subject: str, case_files: tuple[str, ...]) -> str:
+    """What runs this suite on the subject, for a shell: the conftest of a checkout loads the
+    plugin, an installed suite is named."""
+    checkout = (Path(__file__).resolve().parent.parent / "conftest.py").is_file()
+    found = "pytest" if checkout else "pytest -p conformance.plugin --pyargs conformance"
+    options = [f"--subject={subject}", *(f"--cases={file}" for file in case_files)]
+    return " ".join([found, *map(shlex.quote, options)])
+
+
+def explain(failed: list[Verdict], judged: int, command: str) -> str:
     """A message that is enough to reproduce the failures."""
     first = failed[0]
     where = first.mode if first.chip is None else f"{first.mode}@{first.chip}"
     parts = [
         f"{first.case}/{first.kernel} in {where}: {len(failed)} of {judged} examples failed"
     ]
-    parts += [_one(v, subject) for v in failed[:_SHOWN]]
+    parts += [_one(v, command) for v in failed[:_SHOWN]]
     if len(failed) > _SHOWN:
         parts.append(f"... and {len(failed) - _SHOWN} more (all of them are in results.jsonl)")
     return "\n".join(parts)
 
 
-def _one(verdict: Verdict, subject: str) -> str:
+def _one(verdict: Verdict, command: str) -> str:
     point = ", ".join(f"{k}={v}" for k, v in verdict.params.items())
     chip = f" --chip {verdict.chip}" if verdict.chip else ""
     phase = f" in phase {verdict.phase}" if verdict.status is Status.REJECTED else ""
     return (
         f"  {verdict.status}{phase}: {verdict.why}\n"
         f"    {point}; inputs {verdict.inputs}, seed {verdict.seed}\n"
-        f"    replay: pytest --subject {subject} --mode {verdict.mode}{chip} "
+        f"    replay: {command} --mode {verdict.mode}{chip} "
         f"--kernel {verdict.case}/{verdict.kernel} --replay {verdict.example}"
     )

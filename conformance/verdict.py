@@ -49,11 +49,13 @@ class Failure:
     """Why a mode has no values.
 
     Attributes:
-      status: WRONG, REJECTED, RESOURCE, CRASH or TIMEOUT.
+      status: WRONG, REJECTED, RESOURCE, CRASH, TIMEOUT or UNAVAILABLE.
       phase: "prepare", "trace", "lower", "compile", "run" or "finish".
       error: name of the exception type, "" when there was none.
       message: the whole text.
       code: the compiler's stable code (E2001...), if any.
+      clause: the first clause of the message, the same across shapes and versions; the
+        signature of a refusal that has no code.
     """
 
     status: Status
@@ -61,6 +63,7 @@ class Failure:
     error: str
     message: str
     code: str | None = None
+    clause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,7 @@ class Verdict:
     """What one kernel did on one example in one mode (on one chip).
 
     Attributes:
+      code: the compiler's stable code, else the first clause of its message.
       expected: a negative example that was refused as its contract asks.
       why: one paragraph that is enough to understand and reproduce a failure.
       numbers: `error_ratio` (achieved/allowed, worst element), `xla_ratio` (the same for XLA)

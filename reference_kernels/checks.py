@@ -56,9 +56,11 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 def check_block(name: str, block: int, size: int, multiple: int) -> None:
     """`block` may tile a dimension of `size` elements: the whole of it or a legal multiple."""
-    if block == size and block is not True:
+    # A bool is an int to Python, and True would pass for the whole of one element.
+    number = isinstance(block, int) and not isinstance(block, bool)
+    if number and block == size:
         return
-    if not isinstance(block, int) or block is True or block <= 0 or block % multiple:
+    if not number or block <= 0 or block % multiple:
         raise ValueError(
             f"{name} must be a positive multiple of {multiple} or the whole dimension {size}, "
             f"got {block!r}"

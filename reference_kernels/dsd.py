@@ -144,7 +144,8 @@ def dynamic_blocks(
     Raises ValueError for what `prepare_dynamic` can find in shapes and dtypes.
     """
     check_shapes(indices_i, indices_k, blocks, y, m=m, bn=bn)
-    check_equal("nnz.shape", tuple(nnz.shape), "one scalar", (1,))
+    if tuple(nnz.shape) != (1,):
+        raise ValueError(f"nnz must have shape (1,), got {tuple(nnz.shape)}")
     check_dtype("nnz", nnz, ("int32",))
     _, bm, bk = blocks.shape
     n, zeros = y.shape[1], zeros_like_result(y, m, bn)

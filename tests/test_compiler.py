@@ -451,6 +451,7 @@ def test_vmem_counts_both_buffers_of_both_windows(child):
 def test_spills_are_reported(child):
     result = accepted(child("compiled", "spills", "v5e"))
     assert 0 < result.spilled_bytes < result.vmem_bytes
+    assert tuple(v.hlo for v in result.vmem) == result.calls
 
 
 def test_bundles_are_counted_to_the_last_address(child):

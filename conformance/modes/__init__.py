@@ -70,7 +70,8 @@ class Mode(Protocol):
       default: whether a plain run includes it.
       phases: the phases whose negative examples it can judge.
       in_process: runs in the pytest process (hardware); otherwise in a child process.
-      values: whether it yields values to judge.
+      values: whether it yields values to judge. A mode without them judges each point of a
+        domain once, whatever the distributions, and checks `Kernel.unsupported`.
     """
 
     name: str
@@ -87,6 +88,9 @@ class Mode(Protocol):
 
     def unavailable(self, chip: str | None) -> str | None:
         """Why it cannot run here, or None."""
+
+    def probe(self) -> str | None:
+        """As `unavailable`, asked once in the process that will run it; may take a second."""
 
     def run(self, call: Call, chip: str | None) -> Outcome:
         """Runs one call. What the kernel raises is a Failure; anything else may escape."""

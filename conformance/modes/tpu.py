@@ -34,6 +34,9 @@ class Tpu:
     def unavailable(self, chip: str | None) -> str | None:
         return no_tpu()
 
+    def probe(self) -> str | None:
+        return None
+
     def run(self, call: Call, chip: str | None) -> Outcome:
         try:
             args = _staging.prepared(call)

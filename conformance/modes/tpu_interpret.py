@@ -56,6 +56,9 @@ class TpuInterpret:
     def unavailable(self, chip: str | None) -> str | None:
         return None
 
+    def probe(self) -> str | None:
+        return None
+
     def run(self, call: Call, chip: str | None) -> Outcome:
         try:
             args = _staging.prepared(call)

@@ -1,0 +1,42 @@
+"""Shared fixtures of the suite's own tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from conformance.case import Case
+from conformance.loading import load_cases
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def cases() -> Mapping[str, Case]:
+    """The bundled cases by name."""
+    return load_cases()
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs this interpreter in the checkout, as a user would."""
+
+    def run(
+        *args: str, cwd: Path = ROOT, timeout: float = 120.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
+        return subprocess.run(
+            [sys.executable, *args],
+            cwd=cwd,
+            env=inherited | {"JAX_PLATFORMS": "cpu", "COLUMNS": "120"} | environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
