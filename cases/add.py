@@ -121,6 +121,16 @@ NEGATIVES = (
     refused("shapes", r"y\.shape.*\(64, 256\).*\(64, 128\)", ONES, ONES[:, :128]),
     refused("mixed-dtypes", r"y\.dtype.*int32", ONES, ONES.astype(np.int32)),
     refused("unsupported-dtype", r"x\.dtype.*float16", *[ONES.astype(np.float16)] * 2),
+    Negative(
+        # The guide's own example of what does not fit: three arrays of 16 MiB each. (Other chips
+        # refuse it too, but need seconds to find out.)
+        name="vmem",
+        params={"m": 2048, "n": 2048, "bm": 2048, "bn": 2048, "dtype": "float32"},
+        phase="compile",
+        error="RESOURCE",
+        match=r"(?i)vmem",
+        chips=("v4",),
+    ),
 )
 
 CASES = (

@@ -41,6 +41,8 @@ def check(params: Params) -> None:
                 f"b{dim} must divide {dim} = {size} and be a multiple of {SUBLANES} or {size}, "
                 f"got {block}"
             )
+    if params["pattern"] != "none" and not stored(params).any():
+        raise DomainError(f"pattern {params['pattern']} stores nothing in so few blocks")
     if not legal_block(params["bn"], params["n"], LANES):
         n = params["n"]
         raise DomainError(f"bn must be {n} or a multiple of {LANES}, got {params['bn']}")
@@ -72,9 +74,13 @@ def points(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def domain() -> st.SearchStrategy[dict[str, Any]]:
-    return points().filter(
-        lambda p: stored(p).sum() * cdiv(p["n"], p["bn"]) <= MOST_STEPS and p["m"] * p["k"] < 2**18
-    )
+    def affordable(p: Params) -> bool:
+        blocks_stored = stored(p).sum()
+        enough = blocks_stored > 0 or p["pattern"] == "none"
+        steps = blocks_stored * cdiv(p["n"], p["bn"])
+        return bool(enough and steps <= MOST_STEPS and p["m"] * p["k"] < 2**18)
+
+    return points().filter(affordable)
 
 
 def inputs(params: Params) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from conformance.strategies import cdiv
 
 SPEC = "https://docs.jax.dev/en/latest/pallas/tpu/matmul.html"
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+SQUARE = {"m": 128, "k": 128, "n": 128, "bm": 128, "bk": 128, "bn": 128}
 
 
 def make(params: Params, kind: str, rng: np.random.Generator) -> Arrays:
@@ -64,7 +65,7 @@ def case(name: str, contract: str, dtypes: tuple[str, ...], **parts: Any) -> Cas
         reference=reference,
         baseline=baseline,
         work=dot.work,
-        negatives=dot.negatives(point),
+        negatives=dot.negatives(point) + parts.pop("further_negatives", ()),
         **parts,
     )
 
@@ -83,5 +84,9 @@ CASES = (
         DTYPES,
         domain=lambda: dot.domain(*DTYPES),
         check=dot.check_blocks,
+        further_negatives=(
+            dot.unsupported_type({**SQUARE, "dtype": "bfloat16"}, "v2", "v3"),
+            dot.unsupported_type({**SQUARE, "dtype": "float8_e5m2"}, "v2", "v3", "v4"),
+        ),
     ),
 )

@@ -50,6 +50,6 @@ CASES = (
         reference=reference,
         baseline=baseline,
         work=work,
-        negatives=dot.negatives(POINT),
+        negatives=(*dot.negatives(POINT), dot.unsupported_type(POINT, "v2", "v3", "v4")),
     ),
 )

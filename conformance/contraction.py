@@ -243,3 +243,15 @@ def negatives(point: Params, *, transposed: bool = False) -> tuple[Negative, ...
         block("block-misaligned", "bk", 100, r"\bbk\b.*100"),
         block("block-too-large", "bk", k + 128, rf"\bbk\b.*{k + 128}"),
     )
+
+
+def unsupported_type(point: Params, *chips: str) -> Negative:
+    """A legal point whose operand type the matrix unit of some chips does not take."""
+    return Negative(
+        name=f"no-{point['dtype']}-unit",
+        params=point,
+        phase="compile",
+        error="E2001",
+        match="Unsupported matmul",
+        chips=chips,
+    )

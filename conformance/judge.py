@@ -168,12 +168,15 @@ def _of_compilation(
 
 def _of_failure(failure: Failure) -> dict[str, Any]:
     kind = f"{failure.error}: " if failure.error else ""
+    text = failure.clause or _shortened(failure.message)
+    if failure.code:
+        text = f"{failure.code}: {text}"
     return {
         "status": failure.status,
         "phase": failure.phase,
         "code": failure.code or failure.clause or None,
         "error": failure.error or None,
-        "why": f"{kind}{_shortened(failure.message)}" or "an exception without a message",
+        "why": f"{kind}{text}" or "an exception without a message",
     }
 
 

@@ -219,6 +219,18 @@ def _subject_module(place: str) -> ModuleType:
         raise LoadError(f"subject {place!r}: no such file, and no such module ({e})") from e
 
 
+def subject_folder(spec: str) -> Path:
+    """Where a subject's own files are: the folder of its module."""
+    place = spec.partition(":")[0]
+    if place == DEFAULT_SUBJECT:
+        return bundled(DEFAULT_SUBJECT)
+    path = Path(place)
+    if not path.exists():
+        found = importlib.util.find_spec(place)
+        path = Path(found.origin) if found is not None and found.origin else path
+    return path if path.is_dir() else path.parent
+
+
 def _check_kernels(spec: str, kernels: Any, cases: tuple[str, ...]) -> None:
     if not isinstance(kernels, (tuple, list)) or not kernels:
         raise LoadError(f"subject {spec!r}: KERNELS must be a non-empty tuple of Kernel")

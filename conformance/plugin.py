@@ -7,10 +7,12 @@ somebody else's pytest.
 
 from __future__ import annotations
 
+import datetime
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import pytest
 
 from conformance.case import TIERS, Case, Example, Kernel, Negative
 from conformance.examples import ReplayError, for_case, parse_id
+from conformance.expectations import Expectation, ExpectationError, stale
+from conformance.expectations import load as load_expectations
 from conformance.judge import Judge
 from conformance.loading import (
     DEFAULT_SUBJECT,
@@ -26,15 +30,19 @@ from conformance.loading import (
     load_cases,
     load_subject,
     negative_example,
+    subject_folder,
 )
 from conformance.modes import MODES
 from conformance.report.lines import Lines, read
 from conformance.report.matrix import Matrix, render
+from conformance.report.support import Support
 from conformance.runner import Runner
 from conformance.verdict import Status
 
 _PLAN = pytest.StashKey["Plan"]()
 _RESULTS = pytest.StashKey[Path]()
+_PROBLEMS = pytest.StashKey[list[str]]()
+_CONFORMS = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--replay", **many, metavar="ID", help="run one example by its id, as printed by a failure")
     group.addoption("--example-timeout", type=float, default=120.0, metavar="SECONDS", help="longest an example may take (default 120)")
     group.addoption("--report", default=None, metavar="DIR", help="keep results.jsonl and the matrix in DIR")
+    group.addoption("--expectations", default=None, metavar="FILE", help="known failures, TOML (default: expectations.toml beside the subject)")
     group.addoption("--tpu", action="store_true", help="run on the attached TPU (mode tpu); fails without one")
     group.addoption("--benchmark", action="store_true", help="time kernels on the attached TPU; not together with -n")
 
@@ -60,7 +69,14 @@ _INPUT = "conformance"  # key of what the controller tells xdist workers
 
 @dataclass(frozen=True)
 class Plan:
-    """What this run judges, as the options say."""
+    """What this run judges, as the options say.
+
+    Attributes:
+      columns: (mode, chip) pairs.
+      modes_by_name: a mode that was asked for by name must be there.
+      complete: nothing narrows the selection but modes and chips, so that an expectation which
+        covers no verdict is out of date.
+    """
 
     cases: Mapping[str, Case]
     case_files: tuple[str, ...]
@@ -72,6 +88,8 @@ class Plan:
     max_examples: int | None
     replay: tuple[Example, ...]
     replay_negatives: tuple[tuple[str, str], ...]
+    expectations: tuple[Expectation, ...]
+    complete: bool
 
     def examples(self, kernel: Kernel, mode: str) -> list[Example]:
         """The examples of one kernel in one mode."""
@@ -111,6 +129,10 @@ def _absolute(place: str) -> str:
     path, colon, attribute = place.partition(":")
     is_path = "/" in path or path.endswith(".py")
     return f"{Path(path).resolve()}{colon}{attribute}" if is_path else place
+
+
+def _absolute_file(place: str | None) -> str | None:
+    return None if place is None else str(Path(place).resolve())
 
 
 def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -153,7 +175,22 @@ def _make_plan(config: pytest.Config) -> Plan:
         max_examples=most,
         replay=replay,
         replay_negatives=negatives,
+        expectations=_expectations(config, spec),
+        complete=not (given or config.getoption("--kernel") or replay or negatives),
     )
+
+
+def _expectations(config: pytest.Config, subject: str) -> tuple[Expectation, ...]:
+    """Known failures of the file given, or of the one beside the subject, if there is one."""
+    given = getattr(config, "workerinput", {}).get(_INPUT, {}).get("expectations")
+    given = given or config.getoption("--expectations")
+    path = Path(given) if given else subject_folder(subject) / "expectations.toml"
+    if given is None and not path.is_file():
+        return ()
+    try:
+        return load_expectations(path, version("jax"))
+    except ExpectationError as e:
+        raise pytest.UsageError(f"--expectations {e}") from e
 
 
 def _replayed(
@@ -202,8 +239,7 @@ def _columns(config: pytest.Config) -> tuple[tuple[tuple[str, str | None], ...],
     modes = modes or [name for name, mode in MODES.items() if mode.default]
     chips = _names(config, "--chip")
     known = list(dict.fromkeys(c for mode in MODES.values() for c in mode.chips))
-    if chips and "all" not in chips:
-        _chosen("--chip", chips, known)
+    _chosen("--chip", chips, known)
     columns: list[tuple[str, str | None]] = []
     for name in modes:
         mode = MODES[name]
@@ -227,8 +263,9 @@ def _check_root(config: pytest.Config) -> None:
     """pytest takes the value in `--report DIR` for a test path before it knows the option, and
     looks for its configuration there. UsageError with the spelling that works."""
     checkout = Path(__file__).resolve().parent.parent
-    in_checkout = (checkout / "pytest.ini").is_file() and (checkout / "conftest.py").is_file()
-    if not in_checkout or config.inipath is not None or config.option.help:
+    in_checkout = config.invocation_params.dir.resolve().is_relative_to(checkout)
+    is_checkout = (checkout / "pytest.ini").is_file() and (checkout / "conftest.py").is_file()
+    if not (is_checkout and in_checkout) or config.inipath is not None or config.option.help:
         return
     args = config.invocation_params.args
     for option, value in zip(args, args[1:], strict=False):
@@ -266,6 +303,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         config.stash[_RESULTS] = Path(config.workerinput[_INPUT]["results"])
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    config.pluginmanager.register(_Session(config), "conformance-session")
     if not config.option.help:
         plan_of(config)  # so that bad options end the run before anything is collected
 
@@ -282,6 +320,17 @@ def plan_of(config: pytest.Config) -> Plan:
     return config.stash[_PLAN]
 
 
+class _Session:
+    """Notices that conformance tests ran, in this process or in a worker."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "test_conforms[" in report.nodeid:
+            self._config.stash[_CONFORMS] = True
+
+
 class _Nodes:
     """Tells xdist workers where the results go and, as they start in another directory, the
     absolute paths of what to load."""
@@ -291,6 +340,7 @@ class _Nodes:
         node.workerinput[_INPUT] = {
             "results": str(node.config.stash[_RESULTS]),
             "subject": _absolute(node.config.getoption("--subject")),
+            "expectations": _absolute_file(node.config.getoption("--expectations")),
             "cases": [_absolute(c) for c in _names(node.config, "--cases")],
         }
 
@@ -349,22 +399,52 @@ def lines(request: pytest.FixtureRequest, plan: Plan) -> Lines:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run in which a mode asked for by name judged nothing has failed."""
+    """What the verdicts say together can fail a run: stale expectations, an idle TPU."""
     config = session.config
-    if hasattr(config, "workerinput") or config.option.collectonly:
+    if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
         return
-    if config.getoption("--tpu") and session.exitstatus == 0:
-        rows = [r for r in read(config.stash[_RESULTS]) if r["mode"] == "tpu"]
-        if not any(r["status"] == Status.PASS for r in rows):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    config.stash[_PROBLEMS] = problems = _problems(config)
+    if problems and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _problems(config: pytest.Config) -> list[str]:
+    rows = list(read(config.stash[_RESULTS]))
+    plan = plan_of(config)
+    problems = []
+    if not rows and config.stash.get(_CONFORMS, False):
+        problems.append("nothing was judged: no example is left for the selected kernels and modes")
+    if rows:
+        today = datetime.datetime.now(datetime.UTC).date()
+        problems = stale(plan.expectations, rows, _complete(plan, rows), today)
+    if config.getoption("--tpu") and not any(
+        r["mode"] == "tpu" and r["status"] == Status.PASS for r in rows
+    ):
+        problems.append("--tpu was given, but nothing passed on a TPU")
+    return problems
+
+
+def _complete(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every kernel of the subject was judged in every mode that the run includes."""
+    judged = {(r["case"], r["kernel"], r["mode"], r["chip"]) for r in rows}
+    wanted = {(k.case, k.name, *column) for k in plan.kernels for column in plan.columns}
+    return plan.complete and judged == wanted
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The matrix, and where the results are."""
-    path = config.stash[_RESULTS]
-    rows = sorted(read(path), key=lambda r: (r["case"], r["kernel"]))
-    if not rows:
-        return
+    """The matrix, what is wrong with the run as a whole, and where the results are."""
+    rows = sorted(read(config.stash[_RESULTS]), key=lambda r: (r["case"], r["kernel"]))
+    if rows:
+        _show(terminalreporter, config, rows)
+    for problem in config.stash.get(_PROBLEMS, []):
+        terminalreporter.write_line(problem, red=True)
+    if rows and config.getoption("--report"):
+        directory = config.stash[_RESULTS].parent
+        _write_report(directory, rows)
+        terminalreporter.write_line(f"report: {directory}")
+
+
+def _show(terminalreporter: Any, config: pytest.Config, rows: list[dict[str, Any]]) -> None:
     order = {(k.case, k.name): n for n, k in enumerate(plan_of(config).kernels)}
     rows.sort(key=lambda r: order.get((r["case"], r["kernel"]), len(order)))
     writer = terminalreporter._tw
@@ -373,9 +453,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.write(text)
     for line in _left_out(config):
         terminalreporter.write_line(line)
-    if config.getoption("--report"):
-        (path.parent / "matrix.txt").write_text(render(Matrix(rows), 120, False))
-        terminalreporter.write_line(f"results: {path}")
+
+
+def _write_report(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The matrix and, where chips were judged, the support matrix, beside results.jsonl."""
+    (directory / "matrix.txt").write_text(render(Matrix(rows), 120, False))
+    for name, mode in MODES.items():
+        support = Support(rows, name, mode.chips)
+        if support.chips:
+            (directory / f"support-{name}.md").write_text(support.markdown())
+            (directory / f"support-{name}.csv").write_text(support.csv())
 
 
 def _left_out(config: pytest.Config) -> list[str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from collections.abc import Iterator
+
 import pytest
 
-from conformance.case import Kernel
+from conformance.case import Case, Kernel
+from conformance.expectations import waive
 from conformance.judge import Judge
 from conformance.plugin import Plan
 from conformance.report.lines import Lines
@@ -33,18 +36,26 @@ def test_conforms(
         pytest.skip(f"UNAVAILABLE: {reason}")
     case = plan.cases[judged_kernel.case]
     verdicts = []
-    for example in plan.examples(judged_kernel, mode):
-        verdicts.append(judge.judge(case, judged_kernel, mode, example, chip))
-        lines.write(verdicts[-1])
-    for negative in plan.negatives(judged_kernel, mode, chip):
-        verdicts.append(judge.judge_negative(case, judged_kernel, mode, negative, chip))
+    for verdict in _judged(judge, case, judged_kernel, column, plan):
+        verdicts.append(waive(verdict, plan.expectations))
         lines.write(verdicts[-1])
     conclude(verdicts, plan.subject.spec, plan.case_files)
 
 
+def _judged(
+    judge: Judge, case: Case, kernel: Kernel, column: tuple[str, str | None], plan: Plan
+) -> Iterator[Verdict]:
+    mode, chip = column
+    for example in plan.examples(kernel, mode):
+        yield judge.judge(case, kernel, mode, example, chip)
+    for negative in plan.negatives(kernel, mode, chip):
+        yield judge.judge_negative(case, kernel, mode, negative, chip)
+
+
 def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = ()) -> None:
-    """Fails, skips or passes for a kernel's verdicts in one column."""
-    assert verdicts, "no example was selected: nothing was judged"
+    """Fails, skips, xfails or passes for a kernel's verdicts in one column."""
+    if not verdicts:
+        pytest.skip("none of the selected examples is of this case, or affordable in this mode")
     failed = [v for v in verdicts if v.failed]
     if failed:
         command = _command(subject, case_files)
@@ -52,6 +63,9 @@ def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] 
     run = [v for v in verdicts if not v.expected]
     if run and all(v.numbers.get("pallas_calls") == 0 for v in run):
         pytest.fail("fn called pl.pallas_call on no example: it is not a Pallas kernel", pytrace=False)
+    waived = [v for v in verdicts if v.status is Status.WAIVED]
+    if waived:
+        pytest.xfail(f"{len(waived)} of {len(verdicts)} examples WAIVED: {waived[0].why}")
     if not any(v.passed or v.expected for v in verdicts):
         first = verdicts[0]
         pytest.skip(f"{first.status}: {first.why}")

@@ -85,11 +85,16 @@ def check_matmul(
     return x.shape[0], x.shape[1], y.shape[1 - axis]
 
 
-def check_matmul_blocks(m: int, k: int, n: int, *, bm: int, bk: int, bn: int) -> None:
-    """Blocks (bm, bk) of x, (bk, bn) or (bn, bk) of y and (bm, bn) of the product are legal."""
+def fit_matmul_blocks(m: int, k: int, n: int, *, bm: int, bk: int, bn: int) -> tuple[int, int, int]:
+    """Blocks (bm, bk) of x, (bk, bn) or (bn, bk) of y and (bm, bn) of the product, if legal.
+
+    A block that reaches past the array becomes the whole dimension: the same work, and the
+    compiler knows what to do with the rows of an array that has fewer than a tile.
+    """
     check_block("bm", bm, m, SUBLANES)
     check_block("bk", bk, k, LANES)
     check_block("bn", bn, n, LANES)
+    return min(bm, m), min(bk, k), min(bn, n)
 
 
 def out_like(shape: tuple[int, ...], dtype: jnp.dtype | str) -> jax.ShapeDtypeStruct:

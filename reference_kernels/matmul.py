@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .checks import FLOATS, check_matmul, check_matmul_blocks, out_like
+from .checks import FLOATS, check_matmul, fit_matmul_blocks, out_like
 
 
 def output_accumulator_kernel(x_ref: jax.Ref, y_ref: jax.Ref, o_ref: jax.Ref) -> None:
@@ -39,7 +39,7 @@ def output_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int)
     `bk` that does not divide k.
     """
     m, k, n = check_matmul(x, y, dtypes=("float32",))
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     if k % bk:
         raise ValueError(f"bk must divide x.shape[1] = {k}, got {bk}")
     return pl.pallas_call(
@@ -93,7 +93,7 @@ def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int
     Raises ValueError for a bad rank, dtype or block and for unequal dtypes or inner dimensions.
     """
     m, k, n = check_matmul(x, y, dtypes=FLOATS)
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(scratch_accumulator_kernel, k=k),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),

@@ -15,13 +15,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .checks import check_choice, check_matmul, check_matmul_blocks, out_like
+from .checks import check_choice, check_matmul, fit_matmul_blocks, out_like
 from .matmul import zero_tail
-from .matmul_transpose import TRANSPOSE_Y
+from .matmul_transpose import dot_transposed
 
 Function = Callable[[jax.Array], jax.Array]
 
@@ -75,7 +74,7 @@ def epilogue(
     """
     m, k, n = check_matmul(x, y, dtypes=DTYPES)
     check_choice("activation", activation, tuple(ACTIVATIONS))
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(epilogue_kernel, k=k, act=ACTIVATIONS[activation]),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
@@ -103,8 +102,7 @@ def transpose_epilogue_kernel(
 
     x = zero_tail(x_ref[...], 1, step, k)
     y = zero_tail(y_ref[...], 1, step, k)
-    # (bm, bk) @ (bn, bk).T
-    acc_ref[...] += lax.dot_general(x, y, TRANSPOSE_Y, preferred_element_type=acc_ref.dtype)
+    acc_ref[...] += dot_transposed(x, y)  # (bm, bk) @ (bn, bk).T
 
     @pl.when(step == pl.num_programs(2) - 1)
     def store() -> None:
@@ -120,7 +118,7 @@ def transpose_epilogue(
     """
     m, k, n = check_matmul(x, y, dtypes=DTYPES, transpose_y=True)
     check_choice("activation", activation, tuple(TEMPLATE_ACTIVATIONS))
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(transpose_epilogue_kernel, k=k, act=TEMPLATE_ACTIVATIONS[activation]),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
@@ -179,7 +177,7 @@ def input_fusion(
     m, k, n = check_matmul(x, y, dtypes=DTYPES)
     check_choice("f", f, tuple(INPUT_FUNCTIONS))
     check_choice("g", g, tuple(INPUT_FUNCTIONS))
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(input_fusion_kernel, k=k, f=INPUT_FUNCTIONS[f], g=INPUT_FUNCTIONS[g]),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),

@@ -105,8 +105,7 @@ def custom_vjp(
     check_equal("dz.shape", tuple(dz.shape), "(x.shape[0], y.shape[1])", (m, n))
     for name, block, size in (("bm", bm, m), ("bk", bk, k), ("bn", bn, n)):
         check_block(name, block, size, LANES)
-    # A block that sticks out of m is the whole of m, which the products' own rule asks for.
-    blocks = (min(bm, m), bk, bn)
+    blocks = (min(bm, m), min(bk, k), min(bn, n))  # past the array means the whole of it
     z, vjp = jax.vjp(lambda x, y: matmul(x, y, blocks), x, y)
     dx, dy = vjp(dz)
     return z, dx, dy

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .checks import check_matmul, check_matmul_blocks, out_like
+from .checks import check_matmul, fit_matmul_blocks, out_like
 from .matmul import zero_tail
 
 
@@ -43,7 +43,7 @@ def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int
     Raises ValueError for a bad rank, dtype or block and for unequal inner dimensions.
     """
     m, k, n = check_matmul(x, y, dtypes=("int8",))
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(int8_kernel, k=k),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),

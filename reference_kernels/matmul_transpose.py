@@ -18,11 +18,22 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .checks import FLOATS, check_matmul, check_matmul_blocks, check_rank, out_like
+from .checks import FLOATS, check_matmul, fit_matmul_blocks, check_rank, out_like
 from .matmul import zero_tail
 
 # Contract the last axis of both operands; there are no batch axes.
 TRANSPOSE_Y = (((1,), (1,)), ((), ()))
+
+
+def dot_transposed(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x (bm, bk) @ y (bn, bk).T in float32.
+
+    With a single row of y, JAX lowers the product to a multiplication and a sum, and for narrow
+    types to one that is ill-typed: such operands are widened first, which loses nothing.
+    """
+    if y.shape[0] == 1:
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    return lax.dot_general(x, y, TRANSPOSE_Y, preferred_element_type=jnp.float32)
 
 
 def transpose_kernel(
@@ -36,8 +47,7 @@ def transpose_kernel(
 
     x = zero_tail(x_ref[...], 1, step, k)
     y = zero_tail(y_ref[...], 1, step, k)
-    # (bm, bk) @ (bn, bk).T
-    acc_ref[...] += lax.dot_general(x, y, TRANSPOSE_Y, preferred_element_type=acc_ref.dtype)
+    acc_ref[...] += dot_transposed(x, y)  # (bm, bk) @ (bn, bk).T
 
     @pl.when(step == pl.num_programs(2) - 1)
     def store() -> None:
@@ -50,7 +60,7 @@ def dot_general(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax
     Raises ValueError for a bad rank, dtype or block and for unequal dtypes or inner dimensions.
     """
     m, k, n = check_matmul(x, y, dtypes=FLOATS, transpose_y=True)
-    check_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(transpose_kernel, k=k),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),

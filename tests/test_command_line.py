@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -16,6 +17,8 @@ from conformance.loading import schema
 from conformance.modes import MODES
 
 pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parent.parent
 
 KERNELS = '''
 """Kernels of case add."""
@@ -42,6 +45,18 @@ def refuse(pytester, monkeypatch):
         errors = [line for line in result.errlines if line.startswith("ERROR: ")]
         assert len(errors) == 1, result.errlines
         return errors[0].removeprefix("ERROR: ")
+
+    return run
+
+
+@pytest.fixture
+def run_here(pytester, monkeypatch):
+    """Runs the suite in this process, as installed; nothing that needs a child process."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(*args: str) -> pytest.RunResult:
+        given = ("-p", "conformance.plugin", "--pyargs", "conformance", "--kernel=add/whole")
+        return pytester.runpytest_inprocess(*given, *args)
 
     return run
 
@@ -123,10 +138,19 @@ def test_a_broken_subject_is_refused(refuse, pytester, text, message):
     assert f"subject '{file}'" in found or str(file) in found
 
 
-def test_a_checkout_needs_the_equals_sign(refuse, pytester):
+def test_a_checkout_needs_the_equals_sign(refuse, pytester, monkeypatch):
     """pytest takes the value for a test path before it knows the option."""
+    file = str(pytester.makepyfile(subject=KERNELS))
+    monkeypatch.chdir(ROOT)
+    assert f"write --subject={file}, with an equals sign" in refuse("--subject", file)
+
+
+def test_elsewhere_it_does_not(pytester, run_here):
+    """Also where an installed suite is a checkout."""
     pytester.makepyfile(subject=KERNELS)
-    assert "write --subject=subject.py, with an equals sign" in refuse("--subject", "subject.py")
+    result = run_here("--subject", "subject.py", "--mode=interpret", "--collect-only", "-q")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_conforms?add/whole-interpret?"])
 
 
 def test_refusals_reach_the_shell(python):
@@ -140,18 +164,24 @@ def test_refusals_reach_the_shell(python):
 # --------------------------------------------------------------------------- nothing is no pass
 
 
-def test_without_a_tpu_its_mode_fails_and_says_so(python, tmp_path):
-    if MODES["tpu"].unavailable(None) is None:
-        pytest.skip("a TPU is attached")
-    args = ("-p", "no:cacheprovider", "-q", "--kernel", "add/whole", f"--report={tmp_path}")
-    run = python("-m", "pytest", *args, "--tpu", "--max-examples", "1")
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "mode tpu was asked for but is UNAVAILABLE: no TPU is attached" in run.stdout
+@pytest.mark.skipif(MODES["tpu"].unavailable(None) is None, reason="a TPU is attached")
+@pytest.mark.parametrize("options", (["--tpu"], ["--mode=tpu"], ["--tpu", "--benchmark"]), ids=str)
+def test_without_a_tpu_its_mode_fails_and_says_so(run_here, options):
+    result = run_here(*options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*mode tpu was asked for but is UNAVAILABLE: no TPU is attached*"])
 
 
-def test_an_empty_selection_fails(python, tmp_path):
-    run = python("-m", "pytest", *FAST, f"--report={tmp_path}", "-k", "nothing_is_called_this")
-    assert run.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+def test_an_empty_selection_fails(run_here):
+    assert run_here("-k", "nothing_is_called_this").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_run_that_judges_nothing_fails_and_says_so(run_here):
+    """The example that is left is of another case."""
+    one = "sum/b=1,m=8,n=128,bm=8,bn=128,dtype=float32,inputs=exact"
+    result = run_here("--mode=interpret", "--cases=add", f"--replay={one}")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*nothing was judged*"])
 
 
 # --------------------------------------------------------------------------- runs
@@ -170,38 +200,30 @@ def keys(rows: list[dict]) -> list[tuple[str, ...]]:
 
 
 def test_replay_runs_exactly_that_example(python, tmp_path):
-    """And a negative one by the id that its line carries."""
-    ids = [f"add/{POINT},inputs=normal,seed=5", "add/negative-rank,inputs=exact,seed=0"]
-    for number, one in enumerate(ids):
-        report = tmp_path / str(number)
-        run = python("-m", "pytest", *FAST, f"--report={report}", "--replay", one)
+    """And a negative one by the id that its line carries; old results are replaced."""
+    (tmp_path / "results.jsonl").write_text("stale\n")
+    for one in (f"add/{POINT},inputs=normal,seed=5", "add/negative-rank,inputs=exact,seed=0"):
+        run = python("-m", "pytest", *FAST, f"--report={tmp_path}", "--replay", one)
         assert run.returncode == 0, run.stdout
-        (row,) = rows_of(report)
+        (row,) = rows_of(tmp_path)
         assert row["example"] == one
         assert row["expected"] == ("negative" in one)
-    assert "REJECTED" not in run.stdout and "+1 refused" in run.stdout
+        assert f"report: {tmp_path}" in run.stdout
+    assert "+1 refused" in run.stdout
 
 
 def test_workers_lose_no_line(python, tmp_path):
     """The same verdicts with and without xdist, each on one valid line."""
-    args = ("-p", "no:cacheprovider", "-q", "--cases=add", "--mode=interpret", "--tier=smoke")
-    args += ("--max-examples", "1", "--kernel", "whole,rows,tiles")
+    args = ("-p", "no:cacheprovider", "-q", "--mode=interpret", "--kernel=whole,rows,tiles")
+    args += (f"--replay=add/{POINT}", "--replay=add/negative-rank")
     alone = python("-m", "pytest", *args, f"--report={tmp_path / 'alone'}")
     shared = python("-m", "pytest", *args, f"--report={tmp_path / 'shared'}", "-n", "2")
     assert (alone.returncode, shared.returncode) == (0, 0), shared.stdout
     one, two = rows_of(tmp_path / "alone"), rows_of(tmp_path / "shared")
-    assert len(one) >= 3 * (2 + 4)
+    assert len(one) == 3 * (5 + 1)
     assert keys(one) == keys(two)
     assert {r["worker"] for r in one} == {"main"}
     assert {r["worker"] for r in two} == {"gw0", "gw1"}
     table = (tmp_path / "shared" / "matrix.txt").read_text()
     assert table == (tmp_path / "alone" / "matrix.txt").read_text()
-    assert "megacore" not in table and "PASS" in table
-
-
-def test_a_report_replaces_the_one_before(python, tmp_path):
-    (tmp_path / "results.jsonl").write_text("stale\n")
-    one = f"add/{POINT},inputs=exact"
-    run = python("-m", "pytest", *FAST, f"--report={tmp_path}", "--replay", one)
-    assert run.returncode == 0 and len(rows_of(tmp_path)) == 1
-    assert str(tmp_path / "results.jsonl") in run.stdout
+    assert "megacore" not in table and "PASS 5 +1 refused" in table

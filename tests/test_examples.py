@@ -123,8 +123,15 @@ def test_tiers_nest():
 @each_case
 def test_generated_examples_of_smaller_tiers_are_in_the_larger(case):
     """A failure of a small run is there in a larger run, too."""
-    ids = [{e.id for e in generated(case, count, tier)} for count, tier in
-           ((1, "smoke"), (GENERATED["smoke"], "smoke"), (GENERATED["ci"], "ci"), (12, "full"))]
+    ids = [
+        {e.id for e in generated(case, count, tier)}
+        for count, tier in (
+            (1, "smoke"),
+            (GENERATED["smoke"], "smoke"),
+            (GENERATED["ci"], "ci"),
+            (12, "full"),
+        )
+    ]
     assert ids[0] < ids[1] < ids[2] < ids[3]
 
 

@@ -250,6 +250,9 @@ except ImportError: ...
 def test_every_file_is_under_some_rule():
     """A new folder of the engine cannot stay outside."""
     watched = {path for rule in RULES for path in files_of(rule)}
-    present = {p for folder in ("conformance", "cases", "reference_kernels") for p in
-               (ROOT / folder).rglob("*.py")}
+    present = {
+        p
+        for folder in ("conformance", "cases", "reference_kernels")
+        for p in (ROOT / folder).rglob("*.py")
+    }
     assert present <= watched

@@ -211,7 +211,10 @@ def dense(params: Any, arrays: Any) -> np.ndarray:
 
 def contractions(name: str, *kinds: str) -> list[tuple[Example, np.ndarray, np.ndarray]]:
     return [
-        (e, a, b) for e in drawn(CASES[name]) if e.inputs in kinds for a, b in factors(CASES[name], e)
+        (e, a, b)
+        for e in drawn(CASES[name])
+        if e.inputs in kinds
+        for a, b in factors(CASES[name], e)
     ]
 
 
@@ -229,8 +232,11 @@ def test_probes_are_exact_in_every_order(name):
 @each_dot
 def test_probes_pass_the_reach_of_a_bf16_accumulator(name):
     """Sums that stay within 2^8 would be exact there too."""
-    wide = [(e, a, b) for e, a, b in contractions(name, "exact")
-            if not e.params["dtype"].startswith("float8") and a.any()]
+    wide = [
+        (e, a, b)
+        for e, a, b in contractions(name, "exact")
+        if not e.params["dtype"].startswith("float8") and a.any()
+    ]
     assert wide
     for example, a, b in wide:
         if "square" in (example.params.get("f"), example.params.get("g")):
@@ -392,7 +398,7 @@ def test_ids_are_not_used_twice(pinned):
 
 
 def test_rows_belong_to_a_case_of_their_file(pinned):
-    with pytest.raises(LoadError, match="no case 'sub' in add_copy.py"):
+    with pytest.raises(LoadError, match=r"no case 'sub' in add_copy\.py"):
         pinned({"sub": [GOOD]})
 
 

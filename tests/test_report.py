@@ -54,7 +54,7 @@ def cell(text: str, kernel: str) -> list[str]:
 
 def test_every_status_is_explained_and_only_two_are_good():
     assert set(MEANING) == set(Status)
-    assert GOOD == {Status.PASS, Status.COMPILED}
+    assert {Status.PASS, Status.COMPILED} == GOOD
     assert not GOOD & BAD
 
 
@@ -208,8 +208,16 @@ def test_nothing_but_declared_limits_skips(status):
 
 
 def test_no_example_is_no_pass():
-    with pytest.raises(AssertionError, match="nothing was judged"):
+    with pytest.raises(Skipped, match="none of the selected examples"):
         conclude([], "s")
+
+
+def test_known_failures_are_expected_to_fail():
+    waived = verdict(Status.WAIVED)
+    with pytest.raises(pytest.xfail.Exception, match="1 of 2 examples WAIVED: a reason"):
+        conclude([verdict(), waived], "s")
+    with pytest.raises(Failed, match="1 of 2 examples failed"):
+        conclude([verdict(Status.WRONG), waived], "s")
 
 
 def test_a_function_without_pallas_call_fails():
@@ -226,8 +234,12 @@ def test_a_failure_says_enough_to_reproduce_it():
     text = str(caught.value)
     assert "add/tiles in emulate@v5e: 1 of 1 examples failed" in text
     assert "m=8, n=128, dtype=float32; inputs exact, seed 1" in text
-    for part in ("'--subject=/some where/my.py:KERNELS'", "--mode emulate --chip v5e",
-                 "--kernel add/tiles", f"--replay {wrong.example}"):
+    for part in (
+        "'--subject=/some where/my.py:KERNELS'",
+        "--mode emulate --chip v5e",
+        "--kernel add/tiles",
+        f"--replay {wrong.example}",
+    ):
         assert part in text
 
 

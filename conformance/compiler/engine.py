@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.chips import Chip
-from conformance.compiler import dumps, process
+from conformance.compiler import dialect, dumps, process
 from conformance.compiler.dialect import canonical
 from conformance.compiler.refusal import Phase, Refused, refused
 
@@ -116,7 +116,8 @@ def compile_lowered(lowered: Lowered, dump_dir: Path) -> Compiled | Refused:
         executable = _attempt("compile", lowered._stage.compile)
         if isinstance(executable, Refused):
             return executable
-        return _evidence(lowered, executable, dumps.read(dump_dir))
+        dumped = dumps.read(dump_dir, kernels=dialect.KERNEL_TARGET in lowered.module)
+        return _evidence(lowered, executable, dumped)
     finally:
         dumps.clear(dump_dir)
 

@@ -1,0 +1,155 @@
+"""Recorded, explained departures: read, matched, and found stale when they no longer hold.
+
+A file of `[[expectation]]` tables, kept by whoever owns the kernels. A verdict that an entry
+foresaw becomes WAIVED. An entry that matches nothing, whose kernel now passes, whose signature
+differs or that has expired fails the run: known failures must stay known.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from conformance.verdict import BAD, GOOD, Status, Verdict
+
+
+class ExpectationError(ValueError):
+    """An expectation file that cannot be used; the message names the entry and the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """One known failure.
+
+    Attributes:
+      case, kernel, mode, chip: shell-style patterns; chip "" stands for modes without chips.
+      params: parameters that the example must have.
+      jax: the versions of jax that it is known for, as a version specifier.
+      status, signature: what the verdict must say; the signature is the compiler's code, or
+        else the first clause of its message.
+      reason: why, in one sentence.
+      link: where it is explained or reported.
+      expires: the day from which on it must be looked at again.
+    """
+
+    case: str
+    status: Status
+    signature: str
+    reason: str
+    link: str
+    kernel: str = "*"
+    mode: str = "*"
+    chip: str = "*"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    jax: str = ""
+    expires: datetime.date | None = None
+
+    def covers(self, row: Mapping[str, Any]) -> bool:
+        """Whether a verdict (as a row of results.jsonl) is one that the entry speaks of."""
+        patterns = ("case", "kernel", "mode", "chip")
+        return all(
+            fnmatch.fnmatchcase(row[name] or "", getattr(self, name)) for name in patterns
+        ) and all(row["params"].get(key) == value for key, value in self.params.items())
+
+    def foresees(self, verdict: Verdict) -> bool:
+        """Whether the verdict is the known failure itself."""
+        return (
+            self.covers(verdict.row())
+            and verdict.status is self.status
+            and self.signature in (verdict.code, verdict.error)
+        )
+
+    def __str__(self) -> str:
+        chip = f"@{self.chip}" if self.chip != "*" else ""
+        return f"{self.case}/{self.kernel} in {self.mode}{chip} {self.status} {self.signature!r}"
+
+
+def load(path: Path, jax_version: str) -> tuple[Expectation, ...]:
+    """The entries of a file that speak of the installed jax.
+
+    Raises:
+      ExpectationError: not TOML, a missing, unknown or ill-typed key.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as e:
+        raise ExpectationError(f"{path}: {e}") from e
+    unknown = set(document) - {"expectation"}
+    if unknown:
+        raise ExpectationError(f"{path}: unknown table {unknown.pop()!r}, expected [[expectation]]")
+    entries = [_entry(path, n, table) for n, table in enumerate(document.get("expectation", ()))]
+    return tuple(e for e in entries if SpecifierSet(e.jax).contains(jax_version, prereleases=True))
+
+
+def _entry(path: Path, number: int, table: Mapping[str, Any]) -> Expectation:
+    where = f"{path}: expectation {number + 1}"
+    known = {f.name for f in fields(Expectation)}
+    for key in table:
+        if key not in known:
+            raise ExpectationError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(known))}")
+    for key in ("case", "status", "signature", "reason", "link"):
+        if not isinstance(table.get(key), str) or not table[key]:
+            raise ExpectationError(f"{where}: {key!r} must be a non-empty string")
+    if table["status"] not in BAD:
+        legal = ", ".join(sorted(BAD))
+        raise ExpectationError(f"{where}: status {table['status']!r} is not one of {legal}")
+    if not isinstance(table.get("expires", datetime.date.max), datetime.date):
+        raise ExpectationError(f"{where}: expires must be a date, got {table['expires']!r}")
+    try:
+        SpecifierSet(table.get("jax", ""))
+    except InvalidSpecifier as e:
+        raise ExpectationError(f"{where}: jax: {e}") from e
+    return Expectation(**{**table, "status": Status(table["status"])})
+
+
+def waive(verdict: Verdict, entries: Iterable[Expectation]) -> Verdict:
+    """The verdict, WAIVED when an entry foresaw it."""
+    if not verdict.failed:
+        return verdict
+    for entry in entries:
+        if entry.foresees(verdict):
+            why = f"{entry.reason} ({entry.link}); {verdict.status}: {verdict.why}"
+            return replace(verdict, status=Status.WAIVED, why=why)
+    return verdict
+
+
+def stale(
+    entries: Sequence[Expectation],
+    rows: Sequence[Mapping[str, Any]],
+    complete: bool,
+    today: datetime.date,
+) -> list[str]:
+    """One line for each entry that no longer says what is so.
+
+    Args:
+      rows: the verdicts of the run, as in results.jsonl.
+      complete: the run judged everything, so that an entry which covers nothing is wrong.
+    """
+    return [line for e in entries if (line := _stale(e, rows, complete, today)) is not None]
+
+
+def _stale(
+    entry: Expectation, rows: Sequence[Mapping[str, Any]], complete: bool, today: datetime.date
+) -> str | None:
+    if entry.expires is not None and today >= entry.expires:
+        return f"expectation expired on {entry.expires}: {entry}"
+    covered = [r for r in rows if not r["expected"] and entry.covers(r)]
+    if not covered:
+        return f"expectation matches nothing: {entry}" if complete else None
+    if any(r["status"] == Status.WAIVED for r in covered):
+        passing = [r for r in covered if r["status"] in GOOD]
+        if not passing:
+            return None
+        return f"expectation is too wide, {passing[0]['example']} passes: {entry}"
+    if all(r["status"] in GOOD for r in covered):
+        return f"expectation is out of date, its kernel passes: {entry}"
+    if any(r["status"] in BAD for r in covered):
+        return f"expectation has another signature now: {entry}"
+    return None
