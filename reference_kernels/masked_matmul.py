@@ -33,13 +33,11 @@ from .checks import (
     check_dtype,
     check_equal,
     check_matmul,
-    fit_matmul_blocks,
     check_rank,
+    fit_matmul_blocks,
     out_like,
 )
 from .matmul import zero_tail
-
-Index = jax.Array
 
 DTYPES = ("float32", "bfloat16")
 MASK_DTYPES = ("int32", "bool", "float32")
@@ -112,13 +110,13 @@ def masked_matmul_kernel(
     k: int,
 ) -> None:
     del prefetch_mask_ref, prefetch_i_ref, prefetch_j_ref  # for the index maps
-    cell, step = pl.program_id(0) * pl.num_programs(1) + pl.program_id(1), pl.program_id(2)
+    i, j, step = pl.program_id(0), pl.program_id(1), pl.program_id(2)
 
     @pl.when(step == 0)
     def clear() -> None:
         acc_ref[...] = jnp.zeros_like(acc_ref)
 
-    @pl.when(block_mask_ref[cell] != 0)
+    @pl.when(block_mask_ref[i, j] != 0)
     def accumulate() -> None:
         x = zero_tail(x_ref[...], 1, step, k)
         y = zero_tail(y_ref[...], 0, step, k)
@@ -146,36 +144,28 @@ def prefetch_maps(
 ) -> jax.Array:
     """where(mask, x (m, k) @ y (k, n), 0) in the dtype of x, for arguments from `prepare`.
 
-    x and y are float32 or bfloat16; the rest is a `SparseMask`, its maps flattened row by row:
-    scalar memory pads the rows of a 2-D array to 128 elements, and it is small.
+    x and y are float32 or bfloat16; the rest is a `SparseMask`.
 
     Raises ValueError for what `prepare` can find in the shapes and dtypes of x and y.
     """
     m, k, n = check_matmul(x, y, dtypes=DTYPES)
     bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     grid = (pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk))
-    columns, cells = grid[1], grid[0] * grid[1]
-    check_equal("block_mask.shape", tuple(block_mask.shape), "the blocks of the result", (cells,))
-    held_k = functools.partial(fetched_k, columns=columns, last=grid[2] - 1)
-
-    def x_map(i: Index, j: Index, step: Index, *maps: jax.Ref) -> tuple[Index, Index]:
-        return maps[2][i * columns + j], held_k(i, j, step, *maps)
-
-    def y_map(i: Index, j: Index, step: Index, *maps: jax.Ref) -> tuple[Index, Index]:
-        return held_k(i, j, step, *maps), maps[3][i * columns + j]
-
-    def mask_map(i: Index, j: Index, step: Index, *maps: jax.Ref) -> tuple[Index, int, int]:
-        return maps[1][i * columns + j], 0, 0
-
+    check_equal("block_mask.shape", tuple(block_mask.shape), "the grid", grid[:2])
+    held_k = functools.partial(fetched_k, last=grid[2] - 1)
     return pl.pallas_call(
         functools.partial(masked_matmul_kernel, k=k),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
             grid=grid,
             in_specs=[
-                pl.BlockSpec((bm, bk), x_map),
-                pl.BlockSpec((bk, bn), y_map),
-                pl.BlockSpec((None, bm, bn), mask_map),
+                pl.BlockSpec(
+                    (bm, bk), lambda i, j, step, *maps: (maps[2][i, j], held_k(i, j, step, *maps))
+                ),
+                pl.BlockSpec(
+                    (bk, bn), lambda i, j, step, *maps: (held_k(i, j, step, *maps), maps[3][i, j])
+                ),
+                pl.BlockSpec((None, bm, bn), lambda i, j, step, *maps: (maps[1][i, j], 0, 0)),
             ],
             out_specs=pl.BlockSpec((bm, bn), lambda i, j, step, *maps: (i, j)),
             scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
@@ -188,28 +178,26 @@ def prefetch_maps(
 
 
 def fetched_k(
-    i: Index,
-    j: Index,
-    step: Index,
+    i: jax.Array,
+    j: jax.Array,
+    step: jax.Array,
     block_mask: jax.Ref,
     prefetch_mask: jax.Ref,
     prefetch_i: jax.Ref,
     prefetch_j: jax.Ref,
     *,
-    columns: int,
     last: int,
 ) -> jax.Array:
     """The block of k to hold: this step's, or 0 ahead of a computed block, or `last` behind it."""
     del prefetch_mask
-    cell = i * columns + j
-    held = prefetch_i[cell] * columns + prefetch_j[cell]
-    # Without any computed block, the one that is held is not computed either.
-    behind = (held < cell) & (block_mask[held] != 0)
-    return jnp.where(block_mask[cell] != 0, step, jnp.where(behind, last, 0))
+    held_i, held_j = prefetch_i[i, j], prefetch_j[i, j]
+    passed = (held_i < i) | ((held_i == i) & (held_j < j))
+    behind = passed & (block_mask[held_i, held_j] != 0)
+    return jnp.where(block_mask[i, j] != 0, step, jnp.where(behind, last, 0))
 
 
 def prepare(x: Any, y: Any, mask: Any, *, bm: int, bk: int, bn: int) -> tuple[Any, ...]:
-    """The arguments of `prefetch_maps`: x, y and the fields of a `SparseMask`, maps flattened.
+    """The arguments of `prefetch_maps`: x, y and the fields of a `SparseMask`.
 
     mask (m, n) is concrete, int32, bool or float32, and true where it is not 0.
 
@@ -221,5 +209,4 @@ def prepare(x: Any, y: Any, mask: Any, *, bm: int, bk: int, bn: int) -> tuple[An
     check_dtype("mask", mask, MASK_DTYPES)
     check_equal("mask.shape", tuple(mask.shape), "(x.shape[0], y.shape[1])", (m, n))
     bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
-    *maps, mask_data = sparsify_mask(mask, bm, bn)
-    return x, y, *(entries.ravel() for entries in maps), mask_data
+    return x, y, *sparsify_mask(mask, bm, bn)

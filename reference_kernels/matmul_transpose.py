@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .checks import FLOATS, check_matmul, fit_matmul_blocks, check_rank, out_like
+from .checks import FLOATS, check_matmul, check_rank, fit_matmul_blocks, out_like
 from .matmul import zero_tail
 
 # Contract the last axis of both operands; there are no batch axes.
