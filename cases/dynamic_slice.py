@@ -35,7 +35,9 @@ def check(params: Params, aligned_to: str) -> None:
             )
         block = params.get(f"b{dim}", size)
         if size % block or (block != whole and block % unit):
-            raise DomainError(f"b{dim} must be a multiple of {unit} that divides {size}, got {block}")
+            raise DomainError(
+                f"b{dim} must be a multiple of {unit} that divides {size}, got {block}"
+            )
         step = {"size": size, "block": block, "nothing": 1}[aligned_to]
         if start % step:
             raise DomainError(f"start_{dim} must be a multiple of {step}, got {start}")
@@ -102,6 +104,9 @@ def work(params: Params) -> Work:
 
 
 def negatives(point: dict[str, Any], step_name: str | None) -> tuple[Negative, ...]:
+    def x_of(params: Params) -> np.ndarray:
+        return make(params, "position", np.random.default_rng(0))[0]
+
     def starting(name: str, starts: tuple[int, int], match: str) -> Negative:
         return Negative(
             name=name,
@@ -109,7 +114,7 @@ def negatives(point: dict[str, Any], step_name: str | None) -> tuple[Negative, .
             phase="finish",
             error="JaxRuntimeError",
             match=match,
-            arrays=lambda p: (make(p, "position", np.random.default_rng(0))[0], np.array(starts, np.int32)),
+            arrays=lambda p: (x_of(p), np.array(starts, np.int32)),
         )
 
     m, size = point["m"], point["size_m"]
@@ -125,7 +130,8 @@ def negatives(point: dict[str, Any], step_name: str | None) -> tuple[Negative, .
         ),
     ]
     if step_name is not None:
-        found.append(starting("start-misaligned", (4, 0), rf"starts\[0\].*multiple of {step_name}.*4"))
+        match = rf"starts\[0\].*multiple of {step_name}.*4"
+        found.append(starting("start-misaligned", (4, 0), match))
     return tuple(found)
 
 

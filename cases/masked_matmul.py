@@ -144,8 +144,8 @@ def work(params: Params) -> Work:
     """True elements cost 2 k operations; rows and columns with any are read once."""
     mask, k, n = mask_of(params), params["k"], params["n"]
     read = (int(mask.any(axis=1).sum()) + int(mask.any(axis=0).sum())) * k
-    itemsize = dtype_of(params["dtype"]).itemsize
-    moved = (read + params["m"] * n) * itemsize + mask.size * dtype_of(params["mask_dtype"]).itemsize
+    moved = (read + params["m"] * n) * dtype_of(params["dtype"]).itemsize
+    moved += mask.size * dtype_of(params["mask_dtype"]).itemsize
     return Work(flops=2 * k * int(mask.sum()), bytes=moved)
 
 

@@ -79,9 +79,11 @@ def refused(name: str, match: str, dz: np.ndarray) -> Negative:
     )
 
 
+NARROW = np.ones((16, 64), np.float32)
+INTEGER = np.ones((16, 128), np.int32)
 NEGATIVES = (
-    refused("cotangent-shape", r"dz\.shape.*\(16, 128\).*\(16, 64\)", np.ones((16, 64), np.float32)),
-    refused("cotangent-dtype", r"dz\.dtype.*int32", np.ones((16, 128), np.int32)),
+    refused("cotangent-shape", r"dz\.shape.*\(16, 128\).*\(16, 64\)", NARROW),
+    refused("cotangent-dtype", r"dz\.dtype.*int32", INTEGER),
 )
 
 CASES = (

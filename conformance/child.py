@@ -89,7 +89,7 @@ class Child:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._log = tempfile.TemporaryFile()
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
             environment = os.environ | {k: v for k, v in self._environment.items() if v is not None}
             for name in [k for k, v in self._environment.items() if v is None]:
                 environment.pop(name, None)

@@ -235,7 +235,7 @@ def negatives(point: Params, *, transposed: bool = False) -> tuple[Negative, ...
         )
 
     return (
-        arrays("rank", lambda p: (np.ones((2, m, k), dtype), pair((m, k), (k, n))[1]), r"\bx\b.*rank 2.*\(2, "),
+        arrays("rank", lambda p: pair((2, m, k), (k, n)), r"\bx\b.*rank 2.*\(2, "),
         arrays("inner-dimension", lambda p: pair((m, k), (k // 2, n)), rf"y\.shape.*{k}.*{k // 2}"),
         arrays("mixed-dtypes", lambda p: pair((m, k), (k, n), other), rf"dtype.*{other.name}"),
         block("block-zero", "bm", 0, r"\bbm\b.*\b0\b"),

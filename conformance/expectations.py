@@ -93,7 +93,8 @@ def _entry(path: Path, number: int, table: Mapping[str, Any]) -> Expectation:
     known = {f.name for f in fields(Expectation)}
     for key in table:
         if key not in known:
-            raise ExpectationError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(known))}")
+            names = ", ".join(sorted(known))
+            raise ExpectationError(f"{where}: unknown key {key!r}; known: {names}")
     for key in ("case", "status", "signature", "reason", "link"):
         if not isinstance(table.get(key), str) or not table[key]:
             raise ExpectationError(f"{where}: {key!r} must be a non-empty string")

@@ -20,6 +20,8 @@ import numpy as np
 # Above this n * u a dot bound says nothing useful (bf16 accumulation); only probes judge.
 _MEANINGLESS = 1.0 / 16.0
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 @dataclass(frozen=True)
 class Arithmetic:
@@ -177,7 +179,7 @@ def dot_error(
     out: np.dtype,
     arithmetic: Arithmetic,
     operand_rounding: float = 0.0,
-    accumulator: np.dtype = np.dtype(np.float32),
+    accumulator: np.dtype = _FLOAT32,
 ) -> np.ndarray:
     """Element-wise forward error of a dot product or sum [H, eq. 3.5; HM].
 
@@ -196,7 +198,7 @@ def dot_error(
     """
     n = terms + blocks
     u_in = operand_rounding
-    if operand == np.dtype(np.float32) and arithmetic.f32_operands_rounded:
+    if operand == _FLOAT32 and arithmetic.f32_operands_rounded:
         u_in += unit_roundoff(dtype_of("bfloat16"))
     flushed = (n + 1) * smallest_normal(accumulator) + smallest_normal(out)
     factor = accumulation_factor(n, unit_roundoff(accumulator)) + 2 * u_in + u_in**2
@@ -222,7 +224,7 @@ class Function:
 
     def evaluation_error(self, x: np.ndarray) -> np.ndarray:
         """Bound on float32 evaluation at `x`, absolute."""
-        u = unit_roundoff(np.dtype(np.float32))
+        u = unit_roundoff(_FLOAT32)
         return self.absolute * u * np.maximum(np.abs(x), np.abs(self.exact(x)))
 
 

@@ -497,7 +497,7 @@ SUM = (
     ),
     mutant(
         "sum/parallel_reduction",
-        summed(parallel="k"),
+        summed(parallel="ijk"),
         "lets several cores add to one block",
         by="exact",
         survives=HLO_MISSES,
@@ -664,7 +664,7 @@ MATMUL = (
     ),
     mutant(
         "matmul_f32/parallel_reduction",
-        dense(in_place=True, parallel="k"),
+        dense(in_place=True, parallel="ijk"),
         "lets several cores add to one block",
         by="exact",
         survives=HLO_MISSES,
@@ -1239,7 +1239,7 @@ SLICE = (
             p[f"start_{d}"] % p[f"b{d}"] == 0 and p[f"start_{d}"] + p[f"size_{d}"] == p[d]
             for d in "mn"
         ),
-        says="WRONG.*[Oo]ut.of.bounds",
+        says="(?s)^WRONG.*[Oo]ut.of.bounds",
     ),
 )
 
@@ -1330,7 +1330,7 @@ DSD = (
         by="exact",
         survives=HLO_MISSES,
         shows=stores,
-        says="WRONG.*[Oo]ut.of.bounds",
+        says="(?s)^WRONG.*[Oo]ut.of.bounds",
     ),
     mutant(
         "dsd/empty_rows_unwritten",
@@ -1369,7 +1369,7 @@ DSD = (
     ),
     mutant(
         "dsd/parallel_blocks",
-        sparse(parallel="k"),
+        sparse(parallel="jk"),
         "lets several cores share the blocks of a row",
         by="exact",
         survives=HLO_MISSES,

@@ -125,7 +125,7 @@ def require_settings() -> None:
     """RuntimeError when x64 is on in this process: index maps would be i64."""
     import jax
 
-    if jax.config.jax_enable_x64:
+    if jax.config.read("jax_enable_x64"):
         raise RuntimeError(
             "jax_enable_x64 is on in the compiling process; Pallas index maps become i64 and "
             "every kernel is refused. Start the process with environment(dump_dir)."

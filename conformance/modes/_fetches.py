@@ -51,7 +51,7 @@ class Counter:
         """Fetches by operand, in grid order on one core, for `fn`'s arguments."""
         points = np.array(sorted(self._points), np.int32)
         if points.size == 0:
-            return {name: 0 for name in self._names()}
+            return dict.fromkeys(self._names(), 0)
         prefetch = tuple(args[position] for position in self._prefetched)
         columns = tuple(points[:, axis] for axis in range(points.shape[1]))
         return {
@@ -66,7 +66,8 @@ class Counter:
 
 def _vectorised(mapping: Any) -> Any:
     def starts(point: tuple[Any, ...], prefetch: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(map(jax.numpy.asarray, mapping.compute_start_indices_interpret(point, *prefetch)))
+        indices = mapping.compute_start_indices_interpret(point, *prefetch)
+        return tuple(map(jax.numpy.asarray, indices))
 
     return jax.jit(jax.vmap(starts, in_axes=(0, None)))
 

@@ -88,7 +88,9 @@ def _run(call: Call, program: _Program, args: tuple[Any, ...]) -> Outcome:
         pltpu.reset_tpu_interpret_mode_state()
         return _staging.failed(e.failure(_status(e)))
     failure = printed_failure(console.new_text())
-    return Outcome(values=values, evidence=evidence) if failure is None else _staging.failed(failure)
+    if failure is not None:
+        return _staging.failed(failure)
+    return Outcome(values=values, evidence=evidence)
 
 
 def _status(error: _staging.PhaseError) -> Status:

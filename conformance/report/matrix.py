@@ -94,5 +94,7 @@ def legend(matrix: Matrix) -> list[str]:
     lines = [f"{s} = {MEANING[s]}" for s in Status if matrix.counts()[s]]
     if matrix.refused:
         lines.append("refused = bad input, refused with the error that the contract asks for")
-    lines.append("numbers count judged examples; 0.000 = exact, 1.000 = as wrong as a right kernel may be")
+    lines.append(
+        "numbers count judged examples; 0.000 = exact, 1.000 = as wrong as a right kernel may be"
+    )
     return lines
