@@ -8,255 +8,118 @@ somebody else's pytest.
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.case import TIERS, Case, Example, Kernel, Negative
-from conformance.examples import ReplayError, for_case, parse_id
-from conformance.expectations import Expectation, ExpectationError, stale
-from conformance.expectations import load as load_expectations
+from conformance.case import TIERS
+from conformance.expectations import stale
 from conformance.judge import Judge
-from conformance.loading import (
-    DEFAULT_SUBJECT,
-    LoadError,
-    Subject,
-    load_cases,
-    load_subject,
-    negative_example,
-    subject_folder,
-)
+from conformance.loading import DEFAULT_SUBJECT
 from conformance.modes import MODES
+from conformance.plan import Column, Options, Plan, PlanError, absolute, make_plan
 from conformance.report.lines import Lines, read
 from conformance.report.matrix import Matrix, render
 from conformance.report.support import Support
 from conformance.runner import Runner
 from conformance.verdict import Status
 
-_PLAN = pytest.StashKey["Plan"]()
+_OPTIONS = pytest.StashKey[Options]()
+_PLAN = pytest.StashKey[Plan]()
 _RESULTS = pytest.StashKey[Path]()
 _PROBLEMS = pytest.StashKey[list[str]]()
 _CONFORMS = pytest.StashKey[bool]()
+
+_LOG_WIDTH = 160  # of the matrix where there is no terminal to fit it to
+_INPUT = "conformance"  # key of what the controller tells xdist workers
+
+_HELP = {
+    "--mode": ("NAMES", f"modes, comma separated, or all: {', '.join(MODES)}"),
+    "--chip": ("NAMES", "chips, comma separated, or all"),
+    "--cases": ("NAMES", "cases, comma separated; a path adds a case file or folder"),
+    "--kernel": ("NAMES", "kernels by name or case/name, comma separated"),
+    "--replay": ("ID", "run one example by its id, as printed by a failure"),
+    "--subject": ("WHAT", "kernels to judge: a file, folder or module, with :ATTRIBUTE if need be"),
+    "--max-examples": ("N", "generated points a case, each with all its input distributions"),
+    "--tier": ("TIER", "how much: smoke, ci (default) or full"),
+    "--example-timeout": ("SECONDS", "longest an example may take (default 120)"),
+    "--expectations": ("FILE", "known failures (default: expectations.toml beside the subject)"),
+    "--report": ("DIR", "keep results.jsonl and the matrices in DIR"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The suite's options; pytest-benchmark and hypothesis keep theirs."""
     group = parser.getgroup("conformance", "conformance of Pallas TPU kernels")
-    many = {"action": "append", "default": None}
-    group.addoption("--mode", **many, metavar="NAMES", help=f"modes, comma separated, or all: {', '.join(MODES)}")
-    group.addoption("--chip", **many, metavar="NAMES", help="chips, comma separated, or all")
-    group.addoption("--subject", default=DEFAULT_SUBJECT, metavar="WHAT", help="kernels to judge: a file, a folder or a module, with an optional :ATTRIBUTE (default: the reference kernels)")
-    group.addoption("--cases", **many, metavar="NAMES", help="cases, comma separated; a path adds a case file or folder")
-    group.addoption("--kernel", **many, metavar="NAMES", help="kernels by name or case/name, comma separated")
-    group.addoption("--max-examples", type=int, default=None, metavar="N", help="generated points a case (each with all its input distributions)")
-    group.addoption("--tier", choices=TIERS, default="ci", help="how much: smoke, ci (default) or full")
-    group.addoption("--replay", **many, metavar="ID", help="run one example by its id, as printed by a failure")
-    group.addoption("--example-timeout", type=float, default=120.0, metavar="SECONDS", help="longest an example may take (default 120)")
-    group.addoption("--report", default=None, metavar="DIR", help="keep results.jsonl and the matrix in DIR")
-    group.addoption("--expectations", default=None, metavar="FILE", help="known failures, TOML (default: expectations.toml beside the subject)")
-    group.addoption("--tpu", action="store_true", help="run on the attached TPU (mode tpu); fails without one")
-    group.addoption("--benchmark", action="store_true", help="time kernels on the attached TPU; not together with -n")
+
+    def add(name: str, **how: Any) -> None:
+        metavar, text = _HELP[name]
+        group.addoption(name, metavar=metavar, help=text, **how)
+
+    for name in ("--mode", "--chip", "--cases", "--kernel", "--replay"):
+        add(name, action="append", default=None)
+    add("--subject", default=DEFAULT_SUBJECT)
+    add("--max-examples", type=int, default=None)
+    add("--tier", choices=TIERS, default="ci")
+    add("--example-timeout", type=float, default=120.0)
+    add("--expectations", default=None)
+    add("--report", default=None)
+    group.addoption("--tpu", action="store_true", help="judge on the attached TPU (mode tpu)")
+    group.addoption("--benchmark", action="store_true", help="time kernels on the attached TPU")
 
 
-_INPUT = "conformance"  # key of what the controller tells xdist workers
+def _options(config: pytest.Config) -> Options:
+    """The options of this process, or those of the controller in an xdist worker."""
+    if hasattr(config, "workerinput"):
+        return Options(**config.workerinput[_INPUT]["options"])
 
+    def names(option: str) -> tuple[str, ...]:
+        given = config.getoption(option) or []
+        return tuple(dict.fromkeys(n for text in given for n in text.split(",") if n))
 
-@dataclass(frozen=True)
-class Plan:
-    """What this run judges, as the options say.
-
-    Attributes:
-      columns: (mode, chip) pairs.
-      modes_by_name: a mode that was asked for by name must be there.
-      complete: nothing narrows the selection but modes and chips, so that an expectation which
-        covers no verdict is out of date.
-    """
-
-    cases: Mapping[str, Case]
-    case_files: tuple[str, ...]
-    subject: Subject
-    kernels: tuple[Kernel, ...]
-    columns: tuple[tuple[str, str | None], ...]
-    modes_by_name: bool
-    tier: str
-    max_examples: int | None
-    replay: tuple[Example, ...]
-    replay_negatives: tuple[tuple[str, str], ...]
-    expectations: tuple[Expectation, ...]
-    complete: bool
-
-    def examples(self, kernel: Kernel, mode: str) -> list[Example]:
-        """The examples of one kernel in one mode."""
-        if self.replay or self.replay_negatives:
-            return [e for e in self.replay if e.case == kernel.case]
-        found = for_case(self.cases[kernel.case], self.tier, self.max_examples)
-        found = tuple(e for e in found if not e.modes or mode in e.modes)
-        return list(found) if MODES[mode].values else _one_each(found)
-
-    def negatives(self, kernel: Kernel, mode: str, chip: str | None) -> list[Negative]:
-        """The negative examples that this kernel promises and this mode can judge."""
-        if not kernel.checks_inputs:
-            return []
-        found = [n for n in self.cases[kernel.case].negatives if n.phase in MODES[mode].phases]
-        found = [n for n in found if not n.chips or chip in n.chips]
-        if self.replay or self.replay_negatives:
-            return [n for n in found if (kernel.case, n.name) in self.replay_negatives]
-        return found
-
-
-def _one_each(examples: tuple[Example, ...]) -> list[Example]:
-    """The first example of each point: for modes that look at no values."""
-    return list({repr(sorted(e.params.items())): e for e in reversed(examples)}.values())[::-1]
-
-
-# --------------------------------------------------------------------------- options to plan
-
-
-def _names(config: pytest.Config, option: str) -> list[str]:
-    """A comma-separated, repeatable option as a list without repetitions."""
-    given = config.getoption(option) or []
-    return list(dict.fromkeys(n for text in given for n in text.split(",") if n))
-
-
-def _absolute(place: str) -> str:
-    """A path made absolute, its `:ATTRIBUTE` kept; names of cases and modules as they are."""
-    path, colon, attribute = place.partition(":")
-    is_path = "/" in path or path.endswith(".py")
-    return f"{Path(path).resolve()}{colon}{attribute}" if is_path else place
-
-
-def _absolute_file(place: str | None) -> str | None:
-    return None if place is None else str(Path(place).resolve())
-
-
-def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
-    """`given`, `all` spelled out; UsageError naming the first unknown value."""
-    for name in given:
-        if name not in known and name != "all":
-            raise pytest.UsageError(f"{option} {name}: unknown; known: {', '.join(known)}")
-    return list(known if "all" in given else given)
-
-
-def _make_plan(config: pytest.Config) -> Plan:
-    told = getattr(config, "workerinput", {}).get(_INPUT, {})
-    given = told.get("cases") or [_absolute(c) for c in _names(config, "--cases")]
-    case_files = tuple(c for c in given if "/" in c)
-    spec = told.get("subject") or _absolute(config.getoption("--subject"))
-    try:
-        cases = load_cases(case_files)
-        subject = load_subject(spec, tuple(cases))
-    except LoadError as e:
-        raise pytest.UsageError(str(e)) from e
-    replay, negatives = _replayed(config, cases)
-    replayed = {e.case for e in replay} | {case for case, _ in negatives}
-    names = [c for c in given if c not in case_files]
-    wanted = _chosen("--cases", names, list(cases)) or sorted(replayed) or list(cases)
-    columns, by_name = _columns(config)
-    most = config.getoption("--max-examples")
-    if most is not None and most < 0:
-        raise pytest.UsageError(f"--max-examples {most}: must not be negative")
-    timeout = config.getoption("--example-timeout")
-    if not timeout > 0:
-        raise pytest.UsageError(f"--example-timeout {timeout:g}: must be positive")
-    return Plan(
-        cases=cases,
-        case_files=case_files,
-        subject=subject,
-        kernels=_kernels(config, subject, wanted),
-        columns=columns,
-        modes_by_name=by_name,
+    expectations = config.getoption("--expectations")
+    tpu = ("tpu",) if config.getoption("--tpu") else ()
+    return Options(
+        modes=tuple(dict.fromkeys((*names("--mode"), *tpu))),
+        chips=names("--chip"),
+        subject=absolute(config.getoption("--subject")),
+        cases=tuple(map(absolute, names("--cases"))),
+        kernels=names("--kernel"),
+        max_examples=config.getoption("--max-examples"),
         tier=config.getoption("--tier"),
-        max_examples=most,
-        replay=replay,
-        replay_negatives=negatives,
-        expectations=_expectations(config, spec),
-        complete=not (given or config.getoption("--kernel") or replay or negatives),
+        replay=tuple(config.getoption("--replay") or ()),
+        timeout=config.getoption("--example-timeout"),
+        expectations=None if expectations is None else str(Path(expectations).resolve()),
     )
-
-
-def _expectations(config: pytest.Config, subject: str) -> tuple[Expectation, ...]:
-    """Known failures of the file given, or of the one beside the subject, if there is one."""
-    given = getattr(config, "workerinput", {}).get(_INPUT, {}).get("expectations")
-    given = given or config.getoption("--expectations")
-    path = Path(given) if given else subject_folder(subject) / "expectations.toml"
-    if given is None and not path.is_file():
-        return ()
-    try:
-        return load_expectations(path, version("jax"))
-    except ExpectationError as e:
-        raise pytest.UsageError(f"--expectations {e}") from e
-
-
-def _replayed(
-    config: pytest.Config, cases: Mapping[str, Case]
-) -> tuple[tuple[Example, ...], tuple[tuple[str, str], ...]]:
-    """Examples and negative examples that `--replay` names."""
-    examples: list[Example] = []
-    negatives: list[tuple[str, str]] = []
-    for text in config.getoption("--replay") or []:
-        case, _, rest = text.partition("/")
-        known = cases[case].negatives if case in cases else ()
-        ids = {negative_example(cases[case], n).pinned: n.name for n in known}
-        point = rest.split(",")[0]
-        if point in ids:
-            negatives.append((case, ids[point]))
-            continue
-        try:
-            examples += parse_id(cases, text)
-        except ReplayError as e:
-            raise pytest.UsageError(str(e)) from e
-    return tuple(examples), tuple(negatives)
-
-
-def _kernels(config: pytest.Config, subject: Subject, cases: list[str]) -> tuple[Kernel, ...]:
-    kernels = [k for k in subject.kernels if k.case in cases]
-    kernels.sort(key=lambda k: cases.index(k.case))
-    if not kernels:
-        raise pytest.UsageError(
-            f"--subject {subject.spec}: it has no kernel for case {', '.join(cases)}"
-        )
-    given = _names(config, "--kernel")
-    known = {name for k in kernels for name in (k.name, f"{k.case}/{k.name}")}
-    _chosen("--kernel", given, sorted(known))
-    return tuple(
-        k for k in kernels if not given or k.name in given or f"{k.case}/{k.name}" in given
-    )
-
-
-def _columns(config: pytest.Config) -> tuple[tuple[tuple[str, str | None], ...], bool]:
-    """(mode, chip) pairs, and whether modes were asked for by name."""
-    given = _names(config, "--mode")
-    if config.getoption("--tpu") and "tpu" not in given:
-        given.append("tpu")
-    modes = _chosen("--mode", given, list(MODES))
-    by_name = bool(modes) and "all" not in given
-    modes = modes or [name for name, mode in MODES.items() if mode.default]
-    chips = _names(config, "--chip")
-    known = list(dict.fromkeys(c for mode in MODES.values() for c in mode.chips))
-    _chosen("--chip", chips, known)
-    columns: list[tuple[str, str | None]] = []
-    for name in modes:
-        mode = MODES[name]
-        if not mode.chips:
-            columns.append((name, None))
-            continue
-        wanted = _chosen("--chip", chips, mode.chips) if chips else mode.default_chips
-        columns += [(name, chip) for chip in wanted]
-    if not columns:
-        raise pytest.UsageError(f"--mode {','.join(given)} and --chip {','.join(chips)} select nothing")
-    return tuple(columns), by_name
 
 
 # --------------------------------------------------------------------------- configuration
 
 
-_PATH_OPTIONS = ("--subject", "--report", "--cases")
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses what cannot be measured or found, before anything is collected."""
+    if config.option.help:
+        return
+    _check_root(config)
+    _check_hardware_options(config)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    config.stash[_OPTIONS] = _options(config)
+    try:
+        config.stash[_PLAN] = make_plan(config.stash[_OPTIONS])
+    except PlanError as e:
+        raise pytest.UsageError(str(e)) from e
+    config.stash[_RESULTS] = _results_file(config)
+    config.pluginmanager.register(_Session(config), "conformance-session")
+
+
+_PATH_OPTIONS = ("--subject", "--report", "--cases", "--expectations")
 
 
 def _check_root(config: pytest.Config) -> None:
@@ -265,10 +128,9 @@ def _check_root(config: pytest.Config) -> None:
     checkout = Path(__file__).resolve().parent.parent
     in_checkout = config.invocation_params.dir.resolve().is_relative_to(checkout)
     is_checkout = (checkout / "pytest.ini").is_file() and (checkout / "conftest.py").is_file()
-    if not (is_checkout and in_checkout) or config.inipath is not None or config.option.help:
+    if not (is_checkout and in_checkout) or config.inipath is not None:
         return
-    args = config.invocation_params.args
-    for option, value in zip(args, args[1:], strict=False):
+    for option, value in itertools.pairwise(config.invocation_params.args):
         if option in _PATH_OPTIONS and Path(value.partition(":")[0]).exists():
             raise pytest.UsageError(
                 f"pytest took {value} for a test path and missed its pytest.ini; "
@@ -276,48 +138,43 @@ def _check_root(config: pytest.Config) -> None:
             )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Refuses what cannot be measured, and prepares the shared results file."""
-    _check_root(config)
-    if config.getoption("--benchmark") and _workers(config):
+def _check_hardware_options(config: pytest.Config) -> None:
+    workers = hasattr(config, "workerinput") or bool(getattr(config.option, "tx", None))
+    benchmark, tpu = config.getoption("--benchmark"), config.getoption("--tpu")
+    if benchmark and workers:
         raise pytest.UsageError(
             "--benchmark cannot be used with -n: timings must not share the machine with "
             "other workers"
         )
-    if config.getoption("--benchmark") and not config.getoption("--tpu"):
+    if benchmark and not tpu:
         raise pytest.UsageError(
             "--benchmark needs --tpu: device time is measured on an attached TPU; "
             "predicted time without one is not there yet"
         )
-    if config.getoption("--tpu") and _workers(config):
+    if tpu and workers:
         raise pytest.UsageError("--tpu cannot be used with -n: one process owns the TPU")
-    if not hasattr(config, "workerinput"):
-        directory = config.getoption("--report") or tempfile.mkdtemp(prefix="conformance-")
-        path = Path(directory)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise pytest.UsageError(f"--report {directory}: not a directory to write to: {e}") from e
-        (path / "results.jsonl").unlink(missing_ok=True)
-        config.stash[_RESULTS] = path.resolve() / "results.jsonl"
-    else:
-        config.stash[_RESULTS] = Path(config.workerinput[_INPUT]["results"])
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    config.pluginmanager.register(_Session(config), "conformance-session")
-    if not config.option.help:
-        plan_of(config)  # so that bad options end the run before anything is collected
 
 
-def _workers(config: pytest.Config) -> bool:
-    """Whether the run is distributed: `-n 1` or more, seen from the controller or a worker."""
-    return hasattr(config, "workerinput") or bool(getattr(config.option, "tx", None))
+def _results_file(config: pytest.Config) -> Path:
+    """The file that all workers append to; empty at the start, temporary without --report."""
+    if hasattr(config, "workerinput"):
+        return Path(config.workerinput[_INPUT]["results"])
+    directory = config.getoption("--report") or tempfile.mkdtemp(prefix="conformance-")
+    path = Path(directory).resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not config.option.collectonly:
+            (path / "results.jsonl").unlink(missing_ok=True)
+    except OSError as e:
+        raise pytest.UsageError(f"--report {directory}: cannot be written to: {e}") from e
+    return path / "results.jsonl"
 
 
-def plan_of(config: pytest.Config) -> Plan:
-    """The plan of this run, made once."""
-    if _PLAN not in config.stash:
-        config.stash[_PLAN] = _make_plan(config)
-    return config.stash[_PLAN]
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the results that nobody asked to keep."""
+    mine = _RESULTS in config.stash and not hasattr(config, "workerinput")
+    if mine and not config.getoption("--report"):
+        shutil.rmtree(config.stash[_RESULTS].parent, ignore_errors=True)
 
 
 class _Session:
@@ -332,16 +189,13 @@ class _Session:
 
 
 class _Nodes:
-    """Tells xdist workers where the results go and, as they start in another directory, the
-    absolute paths of what to load."""
+    """Tells xdist workers what the controller was told."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[_INPUT] = {
             "results": str(node.config.stash[_RESULTS]),
-            "subject": _absolute(node.config.getoption("--subject")),
-            "expectations": _absolute_file(node.config.getoption("--expectations")),
-            "cases": [_absolute(c) for c in _names(node.config, "--cases")],
+            "options": asdict(node.config.stash[_OPTIONS]),
         }
 
 
@@ -354,13 +208,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a kernel and mode@chip."""
     if "judged_kernel" not in metafunc.fixturenames:
         return
-    plan = plan_of(metafunc.config)
+    plan = metafunc.config.stash[_PLAN]
     pairs = [(k, c) for k in plan.kernels for c in plan.columns]
     ids = [f"{k.case}/{k.name}-{_column(c)}" for k, c in pairs]
     metafunc.parametrize(("judged_kernel", "column"), pairs, ids=ids)
 
 
-def _column(column: tuple[str, str | None]) -> str:
+def _column(column: Column) -> str:
     mode, chip = column
     return mode if chip is None else f"{mode}@{chip}"
 
@@ -371,19 +225,16 @@ def _column(column: tuple[str, str | None]) -> str:
 @pytest.fixture(scope="session")
 def plan(request: pytest.FixtureRequest) -> Plan:
     """What the run judges."""
-    return plan_of(request.config)
+    return request.config.stash[_PLAN]
 
 
 @pytest.fixture(scope="session")
 def judge(request: pytest.FixtureRequest, plan: Plan) -> Iterator[Judge]:
     """The worker's judge; its child processes end with the session."""
-    config = request.config
     cache = None
-    if hasattr(config, "cache") and config.cache is not None:
-        cache = str(config.cache.mkdir("conformance"))
-    runner = Runner(
-        plan.subject.spec, plan.case_files, config.getoption("--example-timeout"), cache
-    )
+    if getattr(request.config, "cache", None) is not None:
+        cache = str(request.config.cache.mkdir("conformance"))
+    runner = Runner(plan.subject.spec, plan.case_files, plan.timeout, cache)
     yield Judge(runner)
     runner.close()
 
@@ -401,7 +252,7 @@ def lines(request: pytest.FixtureRequest, plan: Plan) -> Lines:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """What the verdicts say together can fail a run: stale expectations, an idle TPU."""
     config = session.config
-    if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
+    if hasattr(config, "workerinput") or config.option.collectonly or _PLAN not in config.stash:
         return
     config.stash[_PROBLEMS] = problems = _problems(config)
     if problems and session.exitstatus == pytest.ExitCode.OK:
@@ -409,14 +260,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _problems(config: pytest.Config) -> list[str]:
-    rows = list(read(config.stash[_RESULTS]))
-    plan = plan_of(config)
+    rows, plan = list(read(config.stash[_RESULTS])), config.stash[_PLAN]
     problems = []
-    if not rows and config.stash.get(_CONFORMS, False):
-        problems.append("nothing was judged: no example is left for the selected kernels and modes")
     if rows:
         today = datetime.datetime.now(datetime.UTC).date()
-        problems = stale(plan.expectations, rows, _complete(plan, rows), today)
+        problems = stale(plan.expectations, rows, plan.covered_by(rows), today)
+    elif config.stash.get(_CONFORMS, False):
+        problems.append("nothing was judged: no example is left for the selected kernels and modes")
     if config.getoption("--tpu") and not any(
         r["mode"] == "tpu" and r["status"] == Status.PASS for r in rows
     ):
@@ -424,18 +274,11 @@ def _problems(config: pytest.Config) -> list[str]:
     return problems
 
 
-def _complete(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every kernel of the subject was judged in every mode that the run includes."""
-    judged = {(r["case"], r["kernel"], r["mode"], r["chip"]) for r in rows}
-    wanted = {(k.case, k.name, *column) for k in plan.kernels for column in plan.columns}
-    return plan.complete and judged == wanted
-
-
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The matrix, what is wrong with the run as a whole, and where the results are."""
-    rows = sorted(read(config.stash[_RESULTS]), key=lambda r: (r["case"], r["kernel"]))
+    rows = list(read(config.stash[_RESULTS]))
     if rows:
-        _show(terminalreporter, config, rows)
+        _show(terminalreporter, config.stash[_PLAN], rows)
     for problem in config.stash.get(_PROBLEMS, []):
         terminalreporter.write_line(problem, red=True)
     if rows and config.getoption("--report"):
@@ -444,39 +287,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"report: {directory}")
 
 
-def _show(terminalreporter: Any, config: pytest.Config, rows: list[dict[str, Any]]) -> None:
-    order = {(k.case, k.name): n for n, k in enumerate(plan_of(config).kernels)}
+def _show(terminalreporter: Any, plan: Plan, rows: list[dict[str, Any]]) -> None:
+    order = {(k.case, k.name): n for n, k in enumerate(plan.kernels)}
     rows.sort(key=lambda r: order.get((r["case"], r["kernel"]), len(order)))
     writer = terminalreporter._tw
-    text = render(Matrix(rows), writer.fullwidth, writer.hasmarkup)
+    width = writer.fullwidth if writer.hasmarkup else _LOG_WIDTH
     terminalreporter.write_line("")
-    terminalreporter.write(text)
-    for line in _left_out(config):
+    terminalreporter.write(render(Matrix(rows), width, writer.hasmarkup))
+    for line in plan.left_out():
         terminalreporter.write_line(line)
 
 
 def _write_report(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The matrix and, where chips were judged, the support matrix, beside results.jsonl."""
-    (directory / "matrix.txt").write_text(render(Matrix(rows), 120, False))
+    (directory / "matrix.txt").write_text(render(Matrix(rows), _LOG_WIDTH, False))
     for name, mode in MODES.items():
         support = Support(rows, name, mode.chips)
         if support.chips:
             (directory / f"support-{name}.md").write_text(support.markdown())
             (directory / f"support-{name}.csv").write_text(support.csv())
-
-
-def _left_out(config: pytest.Config) -> list[str]:
-    """Pinned examples that this run could not afford, so that nothing is skipped silently."""
-    plan = plan_of(config)
-    lines = []
-    rows = [r for k in {k.case for k in plan.kernels} for r in plan.cases[k].rows]
-    if plan.replay or plan.replay_negatives:
-        return []
-    bigger = sum(TIERS.index(r["tier"]) > TIERS.index(plan.tier) for r in rows)
-    if bigger:
-        lines.append(f"{bigger} pinned examples belong to a larger --tier than {plan.tier}")
-    modes = {mode for mode, _ in plan.columns}
-    other = sum(bool(r.get("modes")) and not modes & set(r["modes"]) for r in rows)
-    if other:
-        lines.append(f"{other} pinned examples can only be afforded by other modes")
-    return lines

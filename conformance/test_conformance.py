@@ -11,7 +11,7 @@ import pytest
 from conformance.case import Case, Kernel
 from conformance.expectations import waive
 from conformance.judge import Judge
-from conformance.plugin import Plan
+from conformance.plan import Column, Plan
 from conformance.report.lines import Lines
 from conformance.verdict import Status, Verdict
 
@@ -21,7 +21,7 @@ _SHOWN = 5
 
 def test_conforms(
     judged_kernel: Kernel,
-    column: tuple[str, str | None],
+    column: Column,
     plan: Plan,
     judge: Judge,
     lines: Lines,
@@ -42,7 +42,7 @@ def test_conforms(
 
 
 def _judged(
-    judge: Judge, case: Case, kernel: Kernel, column: tuple[str, str | None], plan: Plan
+    judge: Judge, case: Case, kernel: Kernel, column: Column, plan: Plan
 ) -> Iterator[Verdict]:
     mode, chip = column
     for example in plan.examples(kernel, mode):
@@ -61,7 +61,8 @@ def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] 
         pytest.fail(explain(failed, len(verdicts), command), pytrace=False)
     run = [v for v in verdicts if not v.expected]
     if run and all(v.numbers.get("pallas_calls") == 0 for v in run):
-        pytest.fail("fn called pl.pallas_call on no example: it is not a Pallas kernel", pytrace=False)
+        why = "fn called pl.pallas_call on no example: it is not a Pallas kernel"
+        pytest.fail(why, pytrace=False)
     waived = [v for v in verdicts if v.status is Status.WAIVED]
     if waived:
         pytest.xfail(f"{len(waived)} of {len(verdicts)} examples WAIVED: {waived[0].why}")

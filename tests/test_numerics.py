@@ -423,6 +423,15 @@ def test_the_sign_of_zero_matters_for_data_movement_only():
     assert judged([-0.0], bounded(np.zeros(1), F32, np.zeros(1)))
 
 
+def test_the_bound_is_where_it_says():
+    """In integers above 2^24, so that float32 can stand just inside and just outside of it."""
+    want = bounded(np.array([2.0**25]), F32, np.array([100.0]))
+    allowed = float(want.allowed()[0])
+    assert 102 < allowed < 103  # 100 and half a unit in the last place, which is 4
+    assert judged([2**25 + 100], want) and judged([2**25 - 100], want)
+    assert not judged([2**25 + 104], want) and not judged([2**25 - 104], want)
+
+
 def test_nothing_is_allowed_where_the_error_is_zero():
     want = bounded(np.array([0.0, 1.0]), F32, np.array([0.0, 0.5]))
     decided = compare(np.array([1e-30, 1.0], np.float32), want)

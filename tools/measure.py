@@ -102,7 +102,7 @@ def report() -> str:
     machine = f"{len(os.sched_getaffinity(0))} cores of {processor()}"
     versions = f"Python {platform.python_version()}, jax {jax.__version__}"
     header = [
-        f"{machine}; {versions}, libtpu {libtpu_version()}. Memory is that of the largest process.\n",
+        f"{machine}; {versions}, libtpu {libtpu_version()}. Memory is the largest process's.\n",
         "| run | seconds | CPU-s | verdicts | verdicts/s | MB |",
         "|---|---|---|---|---|---|",
     ]

@@ -81,7 +81,7 @@ def render(matrix: Matrix, width: int, color: bool) -> str:
             table.add_section()
         table.add_row(kernel[0] if previous != kernel[0] else "", kernel[1], *cells, ratio)
         previous = kernel[0]
-    console = Console(width=max(width, 100), force_terminal=color, no_color=not color)
+    console = Console(width=width, force_terminal=color, no_color=not color)
     with console.capture() as capture:
         console.print(table)
         for line in legend(matrix):

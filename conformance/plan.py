@@ -1,0 +1,236 @@
+"""What a run judges: from the options, as plain values, to cases, kernels, modes and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from conformance.case import TIERS, Case, Example, Kernel, Negative
+from conformance.examples import ReplayError, for_case, parse_id
+from conformance.expectations import Expectation, ExpectationError
+from conformance.expectations import load as load_expectations
+from conformance.loading import (
+    LoadError,
+    Subject,
+    load_cases,
+    load_subject,
+    negative_example,
+    subject_folder,
+)
+from conformance.modes import MODES
+
+Column = tuple[str, str | None]
+
+
+class PlanError(ValueError):
+    """Options that name nothing; the message names the option and the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a run as plain values, which an xdist worker is sent.
+
+    Attributes:
+      modes, chips, cases, kernels, replay: as given, comma lists taken apart; paths absolute,
+        because workers start in another directory.
+    """
+
+    modes: tuple[str, ...]
+    chips: tuple[str, ...]
+    subject: str
+    cases: tuple[str, ...]
+    kernels: tuple[str, ...]
+    max_examples: int | None
+    tier: str
+    replay: tuple[str, ...]
+    timeout: float
+    expectations: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run judges.
+
+    Attributes:
+      case_files: case files and folders besides the bundled ones.
+      columns: (mode, chip) pairs.
+      modes_by_name: a mode that was asked for by name must be there.
+      replay, replay_negatives: the only examples to judge, if any.
+      complete: nothing narrows the selection but modes and chips, so that an expectation which
+        covers no verdict is out of date.
+    """
+
+    cases: Mapping[str, Case]
+    case_files: tuple[str, ...]
+    subject: Subject
+    kernels: tuple[Kernel, ...]
+    columns: tuple[Column, ...]
+    modes_by_name: bool
+    tier: str
+    max_examples: int | None
+    timeout: float
+    replay: tuple[Example, ...]
+    replay_negatives: tuple[tuple[str, str], ...]
+    expectations: tuple[Expectation, ...]
+    complete: bool
+
+    def examples(self, kernel: Kernel, mode: str) -> list[Example]:
+        """The examples of one kernel in one mode."""
+        if self.replay or self.replay_negatives:
+            return [e for e in self.replay if e.case == kernel.case]
+        found = for_case(self.cases[kernel.case], self.tier, self.max_examples)
+        found = tuple(e for e in found if not e.modes or mode in e.modes)
+        return list(found) if MODES[mode].values else _one_each(found)
+
+    def negatives(self, kernel: Kernel, mode: str, chip: str | None) -> list[Negative]:
+        """The negative examples that this kernel promises and this mode can judge."""
+        if not kernel.checks_inputs:
+            return []
+        found = [n for n in self.cases[kernel.case].negatives if n.phase in MODES[mode].phases]
+        found = [n for n in found if not n.chips or chip in n.chips]
+        if self.replay or self.replay_negatives:
+            return [n for n in found if (kernel.case, n.name) in self.replay_negatives]
+        return found
+
+    def left_out(self) -> list[str]:
+        """Lines about pinned examples that the run cannot afford: nothing is skipped silently."""
+        if self.replay or self.replay_negatives:
+            return []
+        rows = [r for name in {k.case for k in self.kernels} for r in self.cases[name].rows]
+        bigger = sum(TIERS.index(r["tier"]) > TIERS.index(self.tier) for r in rows)
+        modes = {mode for mode, _ in self.columns}
+        other = sum(bool(r.get("modes")) and not modes & set(r["modes"]) for r in rows)
+        lines = []
+        if bigger:
+            lines.append(f"{bigger} pinned examples belong to a larger --tier than {self.tier}")
+        if other:
+            lines.append(f"{other} pinned examples can only be afforded by other modes")
+        return lines
+
+    def covered_by(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether every kernel was judged in every column, and nothing narrowed the selection."""
+        judged = {(r["case"], r["kernel"], r["mode"], r["chip"]) for r in rows}
+        wanted = {(k.case, k.name, *column) for k in self.kernels for column in self.columns}
+        return self.complete and judged == wanted
+
+
+def _one_each(examples: tuple[Example, ...]) -> list[Example]:
+    """The first example of each point: for modes that look at no values."""
+    return list({repr(sorted(e.params.items())): e for e in reversed(examples)}.values())[::-1]
+
+
+def make_plan(options: Options) -> Plan:
+    """The plan of a run; PlanError for the first option that is wrong."""
+    case_files = tuple(c for c in options.cases if is_path(c))
+    try:
+        cases = load_cases(case_files)
+        subject = load_subject(options.subject, tuple(cases))
+    except LoadError as e:
+        raise PlanError(str(e)) from e
+    if options.max_examples is not None and options.max_examples < 0:
+        raise PlanError(f"--max-examples {options.max_examples}: must not be negative")
+    if not options.timeout > 0:
+        raise PlanError(f"--example-timeout {options.timeout:g}: must be positive")
+    replay, negatives = _replayed(options.replay, cases)
+    named = [c for c in options.cases if not is_path(c)]
+    replayed = {e.case for e in replay} | {case for case, _ in negatives}
+    wanted = _chosen("--cases", named, list(cases)) or sorted(replayed) or list(cases)
+    columns = _columns(options)
+    return Plan(
+        cases=cases,
+        case_files=case_files,
+        subject=subject,
+        kernels=_kernels(options, subject, wanted),
+        columns=columns,
+        modes_by_name=bool(options.modes) and "all" not in options.modes,
+        tier=options.tier,
+        max_examples=options.max_examples,
+        timeout=options.timeout,
+        replay=replay,
+        replay_negatives=negatives,
+        expectations=_expectations(options),
+        complete=not (options.cases or options.kernels or replay or negatives),
+    )
+
+
+def is_path(place: str) -> bool:
+    """Whether a case or subject is given as a path rather than by name."""
+    return "/" in place or place.partition(":")[0].endswith(".py")
+
+
+def absolute(place: str) -> str:
+    """A path made absolute, its `:ATTRIBUTE` kept; names of cases and modules as they are."""
+    path, colon, attribute = place.partition(":")
+    return f"{Path(path).resolve()}{colon}{attribute}" if is_path(place) else place
+
+
+def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
+    """`given`, `all` spelled out; PlanError naming the first unknown value."""
+    for name in given:
+        if name not in known and name != "all":
+            raise PlanError(f"{option} {name}: unknown; known: {', '.join(known)}")
+    return list(known if "all" in given else given)
+
+
+def _expectations(options: Options) -> tuple[Expectation, ...]:
+    """Known failures of the file given, or of the one beside the subject, if there is one."""
+    given = options.expectations
+    path = Path(given) if given else subject_folder(options.subject) / "expectations.toml"
+    if given is None and not path.is_file():
+        return ()
+    try:
+        return load_expectations(path, version("jax"))
+    except ExpectationError as e:
+        raise PlanError(f"--expectations {e}") from e
+
+
+def _replayed(
+    ids: Sequence[str], cases: Mapping[str, Case]
+) -> tuple[tuple[Example, ...], tuple[tuple[str, str], ...]]:
+    """Examples, and (case, name) of negative examples, that replay ids name."""
+    examples: list[Example] = []
+    negatives: list[tuple[str, str]] = []
+    for text in ids:
+        case, _, rest = text.partition("/")
+        known = cases[case].negatives if case in cases else ()
+        names = {negative_example(cases[case], n).pinned: n.name for n in known}
+        point = rest.split(",")[0]
+        if point in names:
+            negatives.append((case, names[point]))
+            continue
+        try:
+            examples += parse_id(cases, text)
+        except ReplayError as e:
+            raise PlanError(str(e)) from e
+    return tuple(examples), tuple(negatives)
+
+
+def _kernels(options: Options, subject: Subject, cases: list[str]) -> tuple[Kernel, ...]:
+    kernels = sorted(
+        (k for k in subject.kernels if k.case in cases), key=lambda k: cases.index(k.case)
+    )
+    if not kernels:
+        raise PlanError(f"--subject {subject.spec}: it has no kernel for case {', '.join(cases)}")
+    names = {kernel: (kernel.name, f"{kernel.case}/{kernel.name}") for kernel in kernels}
+    known = {name for pair in names.values() for name in pair}
+    wanted = _chosen("--kernel", options.kernels, sorted(known))
+    return tuple(k for k in kernels if not wanted or set(names[k]) & set(wanted))
+
+
+def _columns(options: Options) -> tuple[Column, ...]:
+    modes = _chosen("--mode", options.modes, list(MODES))
+    modes = modes or [name for name, mode in MODES.items() if mode.default]
+    known = list(dict.fromkeys(c for mode in MODES.values() for c in mode.chips))
+    _chosen("--chip", options.chips, known)
+    return tuple((name, chip) for name in modes for chip in _chips(name, options.chips))
+
+
+def _chips(mode: str, given: Sequence[str]) -> Sequence[str | None]:
+    """The chips of a mode: those given, or its own choice; None for a mode without any."""
+    known = MODES[mode].chips
+    if not known:
+        return (None,)
+    return _chosen("--chip", given, known) or MODES[mode].default_chips
