@@ -9,9 +9,11 @@ prints goes to a log file instead.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import selectors
+import signal
 import struct
 import subprocess
 import sys
@@ -158,9 +160,21 @@ def resident_bytes() -> int:
 _HAS_PROC = Path("/proc/self/statm").exists()
 
 
+def die_with_parent() -> None:
+    """Has Linux kill this process when its parent ends: one that hangs in a kernel would never
+    see that its requests have ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
 def main() -> None:
     """Answers requests until stdin ends."""
     import traceback
+
+    die_with_parent()
 
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")

@@ -225,6 +225,9 @@ def _columns(options: Options) -> tuple[Column, ...]:
     modes = modes or [name for name, mode in MODES.items() if mode.default]
     known = list(dict.fromkeys(c for mode in MODES.values() for c in mode.chips))
     _chosen("--chip", options.chips, known)
+    if options.chips and not any(MODES[name].chips for name in modes):
+        chips = ",".join(options.chips)
+        raise PlanError(f"--chip {chips}: no chip is compiled for in mode {', '.join(modes)}")
     return tuple((name, chip) for name in modes for chip in _chips(name, options.chips))
 
 

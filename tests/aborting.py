@@ -20,17 +20,22 @@ def add_kernel(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
     o_ref[...] = x_ref[...] + y_ref[...]
 
 
-def rows(x: jax.Array, y: jax.Array, *, bm: int, last: Any = None, **params: Any) -> jax.Array:
-    """x + y by blocks of rows; `last` is the index of every output block, if given."""
-    spec = pl.BlockSpec((bm, x.shape[1]), lambda i: (i, 0))
+def copy_kernel(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...]
+
+
+def rows(*arrays: jax.Array, bm: int, body: Any, last: Any = None, **params: Any) -> jax.Array:
+    """`body` by blocks of rows; `last` is the index of every output block, if given."""
+    (m, n), dtype = arrays[0].shape, arrays[0].dtype
+    spec = pl.BlockSpec((bm, n), lambda i: (i, 0))
     return pl.pallas_call(
-        add_kernel,
-        grid=(pl.cdiv(x.shape[0], bm),),
-        in_specs=[spec, spec],
-        out_specs=spec if last is None else pl.BlockSpec((bm, x.shape[1]), lambda i: (last, 0)),
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        body,
+        grid=(pl.cdiv(m, bm),),
+        in_specs=[spec] * len(arrays),
+        out_specs=spec if last is None else pl.BlockSpec((bm, n), lambda i: (last, 0)),
+        out_shape=jax.ShapeDtypeStruct((m, n), dtype),
         compiler_params=pltpu.CompilerParams(**params),
-    )(x, y)
+    )(*arrays)
 
 
 def mask_across_lanes(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -46,16 +51,16 @@ def mask_across_lanes(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def block_out_of_range(x: jax.Array, y: jax.Array, *, bm: int) -> jax.Array:
     """Writes block 99 of an output that has fewer; the index is a constant."""
-    return rows(x, y, bm=bm, last=99)
+    return rows(x, y, bm=bm, body=add_kernel, last=99)
 
 
 def negative_vmem_limit(x: jax.Array, y: jax.Array, *, bm: int) -> jax.Array:
     """A limit that tpu7x, of all chips, does not survive."""
-    return rows(x, y, bm=bm, vmem_limit_bytes=-1)
+    return rows(x, bm=bm, body=copy_kernel, vmem_limit_bytes=-1)
 
 
 def good(x: jax.Array, y: jax.Array, *, bm: int) -> jax.Array:
-    return rows(x, y, bm=bm)
+    return rows(x, y, bm=bm, body=add_kernel)
 
 
 ABORTING = (mask_across_lanes, block_out_of_range, negative_vmem_limit)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -363,3 +367,37 @@ def test_seeds_are_all_that_crosses(bench):
         for s in (1, 2)
     )
     assert (first.values[0] != second.values[0]).any()
+
+
+def test_a_child_that_hangs_dies_with_its_parent(tmp_path):
+    """A run that is killed leaves no process behind, not even one that is stuck in a kernel."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "from conformance.child import Child\n"
+        "child = Child({}, 10**10)\n"
+        "process = child._started()\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(5)\n"
+        "os.kill(process.pid, signal.SIGSTOP)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    child = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _running(child):
+        time.sleep(0.1)
+    assert not _running(child)
+
+
+def _running(pid: int) -> bool:
+    """Whether a process exists and is more than an entry for its exit code."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

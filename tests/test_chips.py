@@ -24,7 +24,7 @@ def test_default_chips_are_known():
 
 
 def test_unknown_chip_is_named_and_the_known_listed():
-    with pytest.raises(ValueError, match="'v9'.*v2, v3, v4, v4-megacore, v5e, v5p, v6e, tpu7x"):
+    with pytest.raises(ValueError, match=r"'v9'.*v2, v3, v4, v4-megacore, v5e, v5p, v6e, tpu7x"):
         chips.get("v9")
 
 
@@ -53,7 +53,7 @@ def test_a_device_leads_back_to_its_row(chip):
 
 
 def test_unknown_device_is_named():
-    with pytest.raises(ValueError, match="'TPU v9' with 1 cores.*'TPU v5' with 2"):
+    with pytest.raises(ValueError, match=r"'TPU v9' with 1 cores.*'TPU v5' with 2"):
         chips.of_device("TPU v9", 1)
 
 

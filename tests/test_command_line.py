@@ -84,7 +84,7 @@ def run_here(pytester, monkeypatch):
         (["--cases", "./none.py"], "no case file or folder at '.*none.py'"),
         (["--subject=subject.py", "--cases", "sum"], "--subject .*: it has no kernel for case sum"),
         (["--benchmark"], "--benchmark needs --tpu"),
-        (["--report=subject.py"], "--report subject.py: not a directory"),
+        (["--report=subject.py"], "--report subject.py: cannot be written to: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

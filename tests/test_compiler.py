@@ -476,7 +476,7 @@ def test_a_function_without_kernels_has_code_all_the_same(child):
 
 
 def test_a_directory_nobody_dumps_into_is_an_error(child, tmp_path):
-    with pytest.raises(RuntimeError, match="no program in .*start the process with environment"):
+    with pytest.raises(RuntimeError, match=r"no program in .*start the process with environment"):
         child("compiled_elsewhere", str(tmp_path))
 
 

@@ -15,7 +15,7 @@ ENGINE = "conformance/**/*.py"
 CASES = "cases/*.py"
 KERNELS = "reference_kernels/*.py"
 TESTS = "tests/*.py"
-EVERYTHING = (ENGINE, CASES, KERNELS, TESTS, "*.py")
+EVERYTHING = (ENGINE, CASES, KERNELS, TESTS, "*.py", "tools/*.py", "subjects/*.py")
 
 
 @dataclass(frozen=True)

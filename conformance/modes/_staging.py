@@ -91,7 +91,7 @@ def trace(call: Call, args: tuple[Any, ...]) -> Traced:
 def _prefetched(jaxpr: Any, call: Any) -> tuple[int, ...] | None:
     operands = call.invars[: call.params["grid_mapping"].num_index_operands]
     arguments = {variable: n for n, variable in enumerate(jaxpr.invars)}
-    positions = [arguments.get(v) if hasattr(v, "count") else None for v in operands]
+    positions = [None if hasattr(v, "val") else arguments.get(v) for v in operands]  # no literals
     return None if None in positions else tuple(p for p in positions if p is not None)
 
 
