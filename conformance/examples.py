@@ -13,7 +13,9 @@ from conformance.case import TIERS, Case, Example, Params
 from conformance.loading import check_params
 
 # Generated points for each tier; pinned rows come first and do not count.
-GENERATED = {"smoke": 2, "ci": 8, "full": 60}
+GENERATED = {"smoke": 2, "ci": 10, "full": 60}
+# Draws from which the points of a run are chosen.
+_POOL = 120
 # Seeds for each point and distribution: a new seed costs no compile.
 SEEDS = {"smoke": 1, "ci": 1, "full": 4}
 _SEED_STRIDE = 1000  # between the seeds of a point; the first does not depend on the tier
@@ -68,29 +70,51 @@ _points_cache: dict[tuple[str, int], list[Params]] = {}
 
 
 def _points(case: Case, count: int) -> list[Params]:
-    """`count` points, those of tier "ci" first: hypothesis draws others for another number."""
-    first = GENERATED["ci"]
-    points = _drawn(case, first)
-    if count > first:
-        more = {repr(p): p for p in (*points, *_drawn(case, count))}
+    """`count` points; the first ones are the same for every count."""
+    points = _drawn(case, _POOL)
+    if count > len(points):
+        more = {repr(p): p for p in (*points, *_drawn(case, 4 * count))}
         points = list(more.values())
     return points[:count]
 
 
-def _drawn(case: Case, count: int) -> list[Params]:
-    key = (case.name, count)
+def _drawn(case: Case, tries: int) -> list[Params]:
+    key = (case.name, tries)
     if key not in _points_cache:
-        _points_cache[key] = _draw(case, count)
+        _points_cache[key] = _spread(case, _draw(case, tries))
     return _points_cache[key]
 
 
-def _draw(case: Case, count: int) -> list[Params]:
-    """Distinct points; hypothesis repeats itself in small domains, hence the margin."""
+def _spread(case: Case, points: list[Params]) -> list[Params]:
+    """The points in an order in which the first few show as many parameter values as possible.
+
+    Greedy: next comes the point with most values not seen yet, a dtype or a contract option
+    counting as much as two lengths. A run affords few points, and each should earn its place.
+    """
+    left, ordered, seen = list(points), [], set[tuple[str, Any]]()
+    while left:
+        gains = [_gain(case, point, seen) for point in left]
+        if not any(gains) and seen:
+            seen.clear()
+            continue
+        point = left.pop(gains.index(max(gains)))
+        ordered.append(point)
+        seen.update(point.items())
+    return ordered
+
+
+def _gain(case: Case, point: Params, seen: set[tuple[str, Any]]) -> int:
+    weight = {"dtype": 2, "choice": 2, "size": 1, "count": 1, "block": 0}
+    return sum(weight[case.params[item[0]].kind] for item in point.items() if item not in seen)
+
+
+def _draw(case: Case, tries: int) -> list[Params]:
+    """Distinct points among so many draws; hypothesis repeats itself in small domains."""
     found: dict[str, Params] = {}
 
     @hypothesis.seed(0)
     @settings(
-        max_examples=4 * count,
+        max_examples=tries,
         database=None,
         deadline=None,
         phases=(Phase.generate,),
@@ -105,7 +129,7 @@ def _draw(case: Case, count: int) -> list[Params]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hypothesis.errors.NonInteractiveExampleWarning)
         collect()
-    return list(found.values())[:count]
+    return list(found.values())
 
 
 def for_case(case: Case, tier: str, max_examples: int | None) -> tuple[Example, ...]:

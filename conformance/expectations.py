@@ -33,7 +33,8 @@ class Expectation:
       params: parameters that the example must have.
       jax: the versions of jax that it is known for, as a version specifier.
       status, signature: what the verdict must say; the signature is the compiler's code, or
-        else the first clause of its message.
+        else the first clause of its message, or the exception's name; for a verdict that has
+        none of them (wrong values, no answer) a part of its `why`.
       reason: why, in one sentence.
       link: where it is explained or reported.
       expires: the day from which on it must be looked at again.
@@ -60,10 +61,11 @@ class Expectation:
 
     def foresees(self, verdict: Verdict) -> bool:
         """Whether the verdict is the known failure itself."""
+        said = tuple(filter(None, (verdict.code, verdict.error)))
         return (
             self.covers(verdict.row())
             and verdict.status is self.status
-            and self.signature in (verdict.code, verdict.error)
+            and self.signature in (said or verdict.why)
         )
 
     def __str__(self) -> str:
@@ -79,12 +81,15 @@ def load(path: Path, jax_version: str) -> tuple[Expectation, ...]:
     """
     try:
         document = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as e:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise ExpectationError(f"{path}: {e}") from e
     unknown = set(document) - {"expectation"}
     if unknown:
         raise ExpectationError(f"{path}: unknown table {unknown.pop()!r}, expected [[expectation]]")
-    entries = [_entry(path, n, table) for n, table in enumerate(document.get("expectation", ()))]
+    tables = document.get("expectation", [])
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        raise ExpectationError(f"{path}: expectation must be an array of tables, [[expectation]]")
+    entries = [_entry(path, n, table) for n, table in enumerate(tables)]
     return tuple(e for e in entries if SpecifierSet(e.jax).contains(jax_version, prereleases=True))
 
 
@@ -98,10 +103,16 @@ def _entry(path: Path, number: int, table: Mapping[str, Any]) -> Expectation:
     for key in ("case", "status", "signature", "reason", "link"):
         if not isinstance(table.get(key), str) or not table[key]:
             raise ExpectationError(f"{where}: {key!r} must be a non-empty string")
+    for key in ("kernel", "mode", "chip", "jax"):
+        if not isinstance(table.get(key, ""), str):
+            raise ExpectationError(f"{where}: {key!r} must be a string")
+    if not isinstance(table.get("params", {}), dict):
+        raise ExpectationError(f"{where}: params must be a table, got {table['params']!r}")
     if table["status"] not in BAD:
         legal = ", ".join(sorted(BAD))
         raise ExpectationError(f"{where}: status {table['status']!r} is not one of {legal}")
-    if not isinstance(table.get("expires", datetime.date.max), datetime.date):
+    # A datetime is a date to Python, but not to be compared with one.
+    if type(table.get("expires", datetime.date.max)) is not datetime.date:
         raise ExpectationError(f"{where}: expires must be a date, got {table['expires']!r}")
     try:
         SpecifierSet(table.get("jax", ""))

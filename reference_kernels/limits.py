@@ -8,14 +8,17 @@ is a refusal that no limit declares.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 Limit = Callable[[Any, Any], str | None]
 
 SUBLANES = 8
 WORD = 4  # bytes; a tile of narrower elements has more rows
-FIRST_WITH_PACKED_TILES = 4  # generations; before, HBM tiles have 8 rows whatever the dtype
-FIRST_WITH_8_BIT_DOTS = 5  # where the matrix unit lacks a type, the compiler converts it
+FIRST_WITH_PACKED_TILES = 4  # generation; before, HBM tiles have 8 rows whatever the dtype
+# From libtpu 0.0.50 on, which belongs to jax 0.12, tiles may be cut; before, that is error E2002.
+CUTS_PACKED_TILES = jax.__version_info__ >= (0, 12)
+FIRST_WITH_8_BIT_DOTS = 5  # generation; where the matrix unit lacks a type, the compiler converts it
 
 
 def first_of(*limits: Limit) -> Limit:
@@ -46,7 +49,9 @@ def stored_type(example: Any, chip: Any) -> str | None:
 
 
 def packed_rows(rows: str, block: str) -> Limit:
-    """8-bit arrays of whole (32, 128) tiles cannot be cut between the rows of a tile.
+    """8-bit arrays of whole (32, 128) tiles cannot be cut between the rows of a tile (E2002).
+
+    Later compilers can.
 
     Args:
       rows, block: names of the parameters that hold the length and the block.
@@ -57,7 +62,7 @@ def packed_rows(rows: str, block: str) -> Limit:
         itemsize = jnp.dtype(example.params["dtype"]).itemsize
         tile = SUBLANES * WORD // itemsize
         tiled = itemsize == 1 and size % tile == 0
-        if not tiled or chip.info.generation < FIRST_WITH_PACKED_TILES:
+        if CUTS_PACKED_TILES or not tiled or chip.info.generation < FIRST_WITH_PACKED_TILES:
             return None
         if cut >= size or cut % tile == 0:
             return None

@@ -60,13 +60,18 @@ def output_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int)
 def zero_tail(block: jax.Array, axis: int, step: jax.Array, size: int) -> jax.Array:
     """`block`, the `step`th along `axis` of an array, with zeros beyond that array's `size`.
 
-    Costs nothing where blocks divide the array: the test is made while tracing.
+    Costs nothing where blocks divide the array: the test is made while tracing. A single row of
+    a narrow type is selected from in 32 bits, since compilers for v5e and later refuse it
+    ("Sublane broadcast"); both casts are exact.
     """
     width = block.shape[axis]
     if size % width == 0:
         return block
     index = step * width + lax.broadcasted_iota(jnp.int32, block.shape, axis)
-    return jnp.where(index < size, block, jnp.zeros_like(block))
+    if block.shape[0] > 1:
+        return jnp.where(index < size, block, jnp.zeros_like(block))
+    wide = jnp.float32 if jnp.issubdtype(block.dtype, jnp.floating) else jnp.int32
+    return jnp.where(index < size, block.astype(wide), 0).astype(block.dtype)
 
 
 def scratch_accumulator_kernel(

@@ -1,16 +1,14 @@
 """Kernels that are wrong in one known way, and odd ones that are right: they test the judge.
 
 A subject like any other (`pytest --subject tests/mutants.py`), except that most of its kernels
-must fail. The builders below make a right kernel of one pattern; a mutant changes one keyword.
-`MUTANTS` says of each what is wrong, which input kinds must condemn it, and which modes are known
-to miss it. `CONTROLS` must pass: right kernels of a form that no reference kernel has.
+must fail; `mutant_table.py` says what is wrong with each and how it shows. Every builder makes a
+right kernel of one pattern, of which a mutant changes one part.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,84 +21,19 @@ from jax.experimental.pallas import tpu as pltpu
 from conformance import Kernel
 from conformance.loading import DEFAULT_SUBJECT, load_cases, load_subject
 
-MODES = ("interpret", "tpu-interpret")
-# What the HLO interpreter cannot see: it has one core, no DMA, and runs a grid's steps on whole
-# arrays.
-HLO_MISSES = ("interpret",)
-
-Params = Mapping[str, Any]
 Fn = Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """A wrong kernel.
-
-    Attributes:
-      defect: what is wrong with it.
-      by: input kinds each of which must condemn it on some example; "negative" stands for the
-        case's negative examples.
-      survives: modes that miss it: there, no example may fail.
-      shows: the points where the defect makes a difference.
-      says: regular expression that a verdict, "STATUS: why", must match.
-    """
-
-    kernel: Kernel
-    defect: str
-    by: tuple[str, ...]
-    survives: tuple[str, ...]
-    shows: Callable[[Params], Any]
-    says: str
-
-    @property
-    def killed_in(self) -> tuple[str, ...]:
-        """The modes that must condemn it."""
-        return tuple(mode for mode in MODES if mode not in self.survives)
-
-
-def mutant(
-    name: str,
-    fn: Fn,
-    defect: str,
-    *,
-    by: str,
-    survives: tuple[str, ...] = (),
-    shows: Callable[[Params], Any] = lambda p: True,
-    says: str = "^WRONG",
-    **stages: Any,
-) -> Mutant:
-    """A row of MUTANTS: `name` is "case/kernel", `by` a list of kinds with commas."""
-    case, _, kernel = name.partition("/")
-    return Mutant(
-        kernel=Kernel(case=case, name=kernel, fn=fn, **stages),
-        defect=defect,
-        by=tuple(by.split(", ")),
-        survives=survives,
-        shows=shows,
-        says=says,
-    )
-
-
-def control(name: str, fn: Fn, **stages: Any) -> Kernel:
-    """A row of CONTROLS."""
-    case, _, kernel = name.partition("/")
-    return Kernel(case=case, name=kernel, fn=fn, **stages)
+def kernel(name: str, fn: Fn, **stages: Any) -> Kernel:
+    """The kernel called "case/name"."""
+    case, _, own = name.partition("/")
+    return Kernel(case=case, name=own, fn=fn, **stages)
 
 
 def reference(case: str) -> Any:
     """The module that holds the reference kernels of a case; nothing imports it by name."""
     kernels = load_subject(DEFAULT_SUBJECT, tuple(load_cases())).kernels
     return sys.modules[next(k.fn.__module__ for k in kernels if k.case == case)]
-
-
-def ragged(*dims: str) -> Callable[[Params], bool]:
-    """Points where a block does not divide one of the dimensions."""
-    return lambda p: any(p[d] % p[f"b{d}"] for d in dims)
-
-
-def several(*dims: str) -> Callable[[Params], bool]:
-    """Points with more than one block along each of the dimensions."""
-    return lambda p: all(p[d] > p[f"b{d}"] for d in dims)
 
 
 def is_float(dtype: Any) -> bool:
@@ -182,6 +115,29 @@ def shared_output(x: jax.Array, y: jax.Array, *, bm: int) -> jax.Array:
     )(x, y)[:m]
 
 
+def set_once(x: jax.Array, y: jax.Array, *, bm: int) -> jax.Array:
+    """The first step puts zeros into scratch; the others add what is there, on their core."""
+    (m, n), spec = x.shape, pl.BlockSpec((bm, x.shape[1]), lambda i: (i, 0))
+
+    def body(x_ref: Any, y_ref: Any, o_ref: Any, scratch: Any) -> None:
+        @pl.when(pl.program_id(0) == 0)
+        def clear() -> None:
+            scratch[...] = jnp.zeros_like(scratch)
+
+        total = widen(x_ref[...]) + widen(y_ref[...]) + scratch[...]
+        o_ref[...] = total.astype(o_ref.dtype)
+
+    return pl.pallas_call(
+        body,
+        grid=(pl.cdiv(m, bm),),
+        in_specs=[spec, spec],
+        out_specs=spec,
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, n), widen(x).dtype)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    )(x, y)
+
+
 def copied(*, waits: int = 1, signals: int = 0) -> Fn:
     """x + y with a copy of x into VMEM that the kernel makes itself."""
 
@@ -233,139 +189,36 @@ def whole_blocks(x: jax.Array, y: jax.Array, *, bm: int, bn: int) -> jax.Array:
     return tiles()(jnp.pad(x, padding), jnp.pad(y, padding), bm=bm, bn=bn)
 
 
-def several_tiles(p: Params) -> bool:
-    return p["m"] > p["bm"] or p["n"] > p["bn"]
-
-
-def narrow_integer(p: Params) -> bool:
-    return p["dtype"] in ("int8", "int16", "uint8", "uint16")
-
-
 ADD = (
-    mutant(
-        "add/towards_zero",
-        tiles(towards_zero),
-        "cuts off the bits that a narrow float cannot hold instead of rounding",
-        by="normal",
-        shows=lambda p: p["dtype"] == "bfloat16" or p["dtype"].startswith("float8"),
+    kernel("add/towards_zero", tiles(towards_zero)),
+    kernel(
+        "add/through_float32",
+        tiles(lambda x, y, dtype: (x.astype(jnp.float32) + y.astype(jnp.float32)).astype(dtype)),
     ),
-    mutant(
-        "add/saturates",
-        tiles(saturated),
-        "narrow integers stop at their limits instead of wrapping",
-        by="exact",
-        shows=narrow_integer,
-    ),
-    mutant(
+    kernel("add/saturates", tiles(saturated)),
+    kernel(
         "add/bfloat16_operands",
         tiles(
-            lambda x, y, dtype: (widen(x).astype(jnp.bfloat16) + widen(y).astype(jnp.bfloat16))
-            .astype(dtype)
-            if dtype == jnp.float32
-            else (widen(x) + widen(y)).astype(dtype)
+            lambda x, y, dtype: (
+                (widen(x).astype(jnp.bfloat16) + widen(y).astype(jnp.bfloat16)).astype(dtype)
+                if dtype == jnp.float32
+                else (widen(x) + widen(y)).astype(dtype)
+            )
         ),
-        "adds float32 in bfloat16; small integers do not show it",
-        by="normal, wide",
-        shows=lambda p: p["dtype"] == "float32",
     ),
-    mutant(
-        "add/y_blocks_swapped",
-        tiles(y_map=lambda i, j: (j, i)),
-        "takes block (j, i) of y where (i, j) belongs",
-        by="exact, position, normal",
-        shows=several_tiles,
-    ),
-    mutant(
-        "add/y_block_pinned",
-        tiles(y_map=lambda i, j: (0, j)),
-        "takes y's first row of blocks everywhere",
-        by="position",
-        shows=several("m"),
-    ),
-    mutant(
-        "add/last_blocks_missing",
-        tiles(blocks=lambda size, block: size // block),
-        "the grid is rounded down: the ragged last blocks are never visited",
-        by="exact, normal",
-        shows=lambda p: ragged("m", "n")(p) and several_tiles(p),
-    ),
-    mutant(
-        "add/output_pinned",
-        tiles(o_map=lambda i, j: (0, j)),
-        "every row of blocks is written over the first",
-        by="exact, normal",
-        shows=several("m"),
-    ),
-    mutant(
-        "add/writes_every_other_block",
-        tiles(writes=lambda i, j: (i + j) % 2 == 0),
-        "leaves every other block of the output unwritten",
-        by="exact, normal",
-        shows=several_tiles,
-    ),
-    mutant(
-        "add/float32_out",
-        tiles(out="float32"),
-        "returns float32 whatever it is given",
-        by="exact",
-        shows=lambda p: p["dtype"] != "float32",
-        says="dtype float32, expected",
-    ),
-    mutant(
-        "add/whole_blocks_out",
-        whole_blocks,
-        "returns the padding of its last blocks as well",
-        by="exact",
-        shows=ragged("m", "n"),
-        says="shape .* expected",
-    ),
-    mutant(
-        "add/shared_output",
-        shared_output,
-        "cores that run in parallel write into one output block",
-        by="exact, normal",
-        survives=HLO_MISSES,
-        shows=several("m"),
-        says="WRONG: race",
-    ),
-    mutant(
-        "add/dma_wait_missing",
-        copied(waits=0),
-        "reads what a copy has not brought yet",
-        by="exact, normal",
-        survives=HLO_MISSES,
-        says="nan|semaphore",
-    ),
-    mutant(
-        "add/dma_wait_twice",
-        copied(waits=2),
-        "waits for a second copy that nobody started",
-        by="exact",
-        survives=HLO_MISSES,
-        says="^TIMEOUT",
-    ),
-    mutant(
-        "add/semaphore_left",
-        copied(signals=1),
-        "ends with a semaphore that nobody waited for",
-        by="exact",
-        survives=HLO_MISSES,
-        says="semaphore was left signalled",
-    ),
-    mutant(
-        "add/raises",
-        raises,
-        "raises while it is traced",
-        by="exact",
-        says="^REJECTED: NotImplementedError: no vector layout",
-    ),
-    mutant(
-        "add/built_at_import",
-        built_at_import,
-        "calls pallas_call when it is imported, where no interpreter can be chosen",
-        by="exact",
-        says="^REJECTED: .*call pl.pallas_call inside fn",
-    ),
+    kernel("add/y_blocks_swapped", tiles(y_map=lambda i, j: (j, i))),
+    kernel("add/last_blocks_missing", tiles(blocks=lambda size, block: size // block)),
+    kernel("add/output_pinned", tiles(o_map=lambda i, j: (0, j))),
+    kernel("add/writes_every_other_block", tiles(writes=lambda i, j: (i + j) % 2 == 0)),
+    kernel("add/float32_out", tiles(out="float32")),
+    kernel("add/whole_blocks_out", whole_blocks),
+    kernel("add/shared_output", shared_output),
+    kernel("add/scratch_set_once", set_once),
+    kernel("add/dma_wait_missing", copied(waits=0)),
+    kernel("add/dma_wait_twice", copied(waits=2)),
+    kernel("add/semaphore_left", copied(signals=1)),
+    kernel("add/raises", raises),
+    kernel("add/built_at_import", built_at_import),
 )
 
 
@@ -393,7 +246,9 @@ def semantics(order: str, parallel: str) -> Any:
 
 
 def wide(dtype: Any) -> Any:
-    return jnp.dtype({"bfloat16": "float32", "int8": "int32", "int16": "int32"}.get(dtype.name, dtype))
+    return jnp.dtype(
+        {"bfloat16": "float32", "int8": "int32", "int16": "int32"}.get(dtype.name, dtype)
+    )
 
 
 def summed(
@@ -443,104 +298,34 @@ def summed(
     return fn
 
 
-def many_terms(p: Params) -> bool:
-    return p["b"] > 1
-
-
-def many_tiles_and_terms(p: Params) -> bool:
-    return p["b"] > 1 and several_tiles(p)
-
-
 SUM = (
-    mutant(
-        "sum/naive",
-        summed(clear=lambda at: at.k < 0),
-        "the guide's naive_sum: adds to a block that nobody cleared",
-        by="exact, position, normal",
-        shows=lambda p: p["dtype"] in ("float32", "int32"),
-    ),
-    mutant(
-        "sum/naive_unsigned",
-        summed(clear=lambda at: at.k < 0),
-        "the same for unsigned numbers, where the HLO interpreter's memory happens to be zero",
-        by="exact",
-        shows=lambda p: p["dtype"] == "uint32",
-    ),
-    mutant(
-        "sum/cleared_at_second_step",
-        summed(clear=lambda at: at.k == 1),
-        "clears the accumulator one step too late",
-        by="exact",
-    ),
-    mutant(
-        "sum/cleared_under_wrong_axis",
-        summed(clear=lambda at: at.i == 0),
-        "clears in every step of the first row of blocks, and in no other row",
-        by="exact, position",
-        shows=many_tiles_and_terms,
-    ),
-    mutant(
-        "sum/reduction_axis_first",
-        summed(order="kij"),
-        "comes back to an output block that has been written out: the pipeline does not reload it",
-        by="exact, normal",
-        survives=HLO_MISSES,
-        shows=many_tiles_and_terms,
-    ),
-    mutant(
-        "sum/reduction_axis_middle",
-        summed(order="ikj"),
-        "the same with the reduction in the middle of the grid",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=lambda p: p["b"] > 1 and p["n"] > p["bn"],
-    ),
-    mutant(
-        "sum/parallel_reduction",
-        summed(parallel="ijk"),
-        "lets several cores add to one block",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=many_terms,
-        says="WRONG: race",
-    ),
-    mutant(
-        "sum/last_term_missing",
-        summed(terms=lambda b: b - 1),
-        "stops one term early",
-        by="exact, position, normal",
-        shows=many_terms,
-    ),
-    mutant(
+    kernel("sum/naive", summed(clear=lambda at: at.k < 0)),
+    kernel("sum/cleared_at_second_step", summed(clear=lambda at: at.k == 1)),
+    kernel("sum/cleared_under_wrong_axis", summed(clear=lambda at: at.i == 0)),
+    kernel("sum/reduction_axis_first", summed(order="kij")),
+    kernel("sum/parallel_reduction", summed(parallel="ijk")),
+    kernel(
         "sum/bfloat16_accumulator",
         summed(accumulator=lambda dtype: jnp.dtype("bfloat16") if is_float(dtype) else dtype),
-        "adds up in bfloat16",
-        by="exact, normal",
-        shows=lambda p: p["b"] > 1 and p["dtype"] == "float32",
     ),
-    mutant(
-        "sum_narrow/narrow_accumulator",
-        summed(accumulator=lambda dtype: dtype),
-        "adds up in the dtype of the terms",
-        by="exact",
-        shows=many_terms,
+    kernel(
+        "sum/skips_nan",
+        summed(cast=lambda x, dtype: jnp.where(jnp.isnan(x), 0, x) if is_float(dtype) else x),
     ),
-    mutant(
+    kernel("sum_narrow/narrow_accumulator", summed(accumulator=lambda dtype: dtype)),
+    kernel(
         "sum_narrow/first_term_twice",
         summed(add=lambda acc, x, at: acc + jnp.where(at.k == 0, 2, 1).astype(x.dtype) * x),
-        "starts from the first term and then adds it",
-        by="exact, position",
     ),
-    mutant(
+    kernel(
         "sum_narrow/unsigned",
         summed(
-            cast=lambda x, dtype: x.astype(dtype)
-            if is_float(x.dtype)
-            else lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(dtype)
+            cast=lambda x, dtype: (
+                x.astype(dtype)
+                if is_float(x.dtype)
+                else lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(dtype)
+            )
         ),
-        "widens signed integers without their sign",
-        by="exact",
-        shows=lambda p: p["dtype"].startswith("int"),
     ),
 )
 
@@ -636,154 +421,50 @@ def dense(
     return fn
 
 
-def steps(p: Params) -> bool:
-    return p["k"] > p["bk"]
+def sixteen_bits(x: jax.Array) -> jax.Array:
+    scale = jnp.maximum(jnp.max(jnp.abs(jnp.where(jnp.isnan(x), 0, x))), 1e-30) / 2**15
+    return jnp.round(x / scale) * scale
+
+
+def cut_off(x: jax.Array) -> jax.Array:
+    """float32 x towards zero, to the next bfloat16."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFF0000)
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 MATMUL = (
-    mutant(
-        "matmul_f32/never_cleared",
-        dense(in_place=True, clear=lambda at: at.k < 0),
-        "adds to an output block that nobody cleared",
-        by="exact, normal",
-    ),
-    mutant(
-        "matmul_f32/cleared_under_wrong_axis",
-        dense(in_place=True, clear=lambda at: at.j == 0),
-        "clears in every step of the first column of blocks, and in no other column",
-        by="exact, normal",
-        shows=lambda p: steps(p) or p["n"] > p["bn"],
-    ),
-    mutant(
-        "matmul_f32/reduction_axis_first",
-        dense(in_place=True, order="kij"),
-        "comes back to an output block that has been written out: the pipeline does not reload it",
-        by="exact, normal",
-        survives=HLO_MISSES,
-        shows=lambda p: steps(p) and several_tiles(p),
-    ),
-    mutant(
-        "matmul_f32/parallel_reduction",
-        dense(in_place=True, parallel="ijk"),
-        "lets several cores add to one block",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=steps,
-        says="WRONG: race",
-    ),
-    mutant(
-        "matmul_f32/y_blocks_swapped",
-        dense(in_place=True, y_map=lambda i, j, k: (j, k)),
-        "takes block (j, k) of y where (k, j) belongs",
-        by="exact, position, normal",
-        shows=lambda p: steps(p) or p["n"] > p["bn"],
-    ),
-    mutant(
+    kernel("matmul_f32/cleared_under_wrong_axis", dense(in_place=True, clear=lambda at: at.j == 0)),
+    kernel("matmul_f32/reduction_axis_first", dense(in_place=True, order="kij")),
+    kernel("matmul_f32/parallel_reduction", dense(in_place=True, parallel="ijk")),
+    kernel("matmul_f32/y_blocks_swapped", dense(in_place=True, y_map=lambda i, j, k: (j, k))),
+    kernel(
         "matmul_f32/bfloat16_operands",
         dense(before=lambda x, y, _: (x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))),
-        "rounds float32 operands to bfloat16, which no interpreter does; integers do not show it",
-        by="normal, cancel, wide",
     ),
-    mutant(
-        "matmul/bfloat16_accumulator",
-        dense(accumulator=jnp.bfloat16),
-        "adds up in bfloat16",
-        by="exact, position",
-        shows=lambda p: steps(p) and not p["dtype"].startswith("float8"),
-    ),
-    mutant(
+    kernel("matmul_f32/block_scaled", dense(before=lambda x, y, _: (sixteen_bits(x), y))),
+    kernel("matmul/bfloat16_accumulator", dense(accumulator=jnp.bfloat16)),
+    kernel(
         "matmul/bfloat16_terms",
         dense(product=lambda x, y, axis, acc: dot(x, y, axis, jnp.bfloat16).astype(acc)),
-        "rounds the product of each step of k to bfloat16 before it adds it in float32",
-        by="exact, position, normal",
-        shows=lambda p: p["k"] >= 16 * p["bk"],
     ),
-    mutant(
-        "matmul/tail_kept",
-        dense(x_tail=kept, y_tail=kept),
-        "multiplies what the last block of k holds beyond the array",
-        by="exact, normal",
-        shows=ragged("k"),
-    ),
-    mutant(
-        "matmul/tail_times_zero",
-        dense(x_tail=tail_times_zero, y_tail=tail_times_zero),
-        "multiplies the tail of k by zero, and 0 * NaN is NaN",
-        by="exact, normal",
-        shows=ragged("k"),
-    ),
-    mutant(
-        "matmul/tail_of_x_only",
-        dense(y_tail=kept),
-        "clears the tail of k in x only",
-        by="exact, normal",
-        shows=ragged("k"),
-    ),
-    mutant(
-        "matmul/tail_of_y_only",
-        dense(x_tail=kept),
-        "clears the tail of k in y only",
-        by="exact, normal",
-        shows=ragged("k"),
-    ),
-    mutant(
-        "matmul/tail_dropped",
-        dense(k_blocks=lambda k, bk: k // bk),
-        "rounds the number of steps down: the ragged end of k is left out",
-        by="exact, position, normal",
-        shows=lambda p: ragged("k")(p) and steps(p),
-    ),
-    mutant(
-        "matmul/stored_at_first_step",
-        dense(store=lambda at: at.k == 0),
-        "writes the accumulator out before it is complete",
-        by="exact, position, normal",
-        shows=steps,
-    ),
-    mutant(
-        "matmul/output_pinned",
-        dense(o_map=lambda i, j, k: (0, j)),
-        "every row of blocks is written over the first; the rest is never written",
-        by="exact, normal",
-        shows=several("m"),
-    ),
-    mutant(
-        "matmul/checks_nothing",
-        dense(),
-        "takes operands and blocks that its contract refuses",
-        by="negative",
-        checks_inputs=True,
-    ),
-    mutant(
+    kernel("matmul/tail_kept", dense(x_tail=kept, y_tail=kept)),
+    kernel("matmul/tail_times_zero", dense(x_tail=tail_times_zero, y_tail=tail_times_zero)),
+    kernel("matmul/tail_of_x_only", dense(y_tail=kept)),
+    kernel("matmul/tail_dropped", dense(k_blocks=lambda k, bk: k // bk)),
+    kernel("matmul/stored_at_first_step", dense(store=lambda at: at.k == 0)),
+    kernel("matmul/cut_off", dense(after=lambda acc, _: cut_off(acc))),
+    kernel("matmul/checks_nothing", dense(), checks_inputs=True),
+    kernel(
         "matmul_transpose_rhs/square_forgotten",
         lambda x, y, **blocks: dense(transposed=y.shape[0] != y.shape[1])(x, y, **blocks),
-        "forgets the transpose where the shapes do not ask for it",
-        by="exact, position",
-        shows=lambda p: p["n"] == p["k"] > 1,
     ),
-    mutant(
-        "matmul_transpose_rhs/square_blocks_forgotten",
-        dense(
-            transposed=True,
-            product=lambda x, y, axis, acc: dot(x, y, int(y.shape[0] != y.shape[1]), acc),
-        ),
-        "forgets to transpose inside a square block",
-        by="exact, position, normal",
-        shows=lambda p: p["bn"] == p["bk"] and p["n"] == p["k"],
-    ),
-    mutant(
+    kernel(
         "matmul_transpose_rhs/y_blocks_swapped",
         dense(transposed=True, y_map=lambda i, j, k: (k, j)),
-        "takes block (k, j) of y where (j, k) belongs",
-        by="exact, position",
-        shows=lambda p: p["k"] > p["bk"] or p["n"] > p["bn"],
     ),
-    mutant(
+    kernel(
         "matmul_transpose_rhs/tail_of_other_axis",
         dense(transposed=True, y_tail=lambda block, axis, *rest: zero_tail(block, 0, *rest)),
-        "clears rows of y where it should clear the tail of k",
-        by="exact",
-        shows=ragged("k"),
     ),
 )
 
@@ -813,93 +494,42 @@ def fused(x: jax.Array, y: jax.Array, options: Any) -> tuple[jax.Array, jax.Arra
     return applied(options["f"], x), applied(options["g"], y)
 
 
-def smooth(p: Params) -> bool:
-    return p["activation"] in ("gelu", "silu")
-
-
 FUSED = (
-    mutant(
+    kernel(
         "matmul_activation/every_step",
         dense(add=lambda acc, term, at, options: act(acc + term, options)),
-        "applies the activation to every partial sum",
-        by="exact, normal, cancel",
-        shows=steps,
     ),
-    mutant(
+    kernel(
         "matmul_activation/before_last_step",
         dense(
-            add=lambda acc, term, at, options: term
-            + jnp.where((at.k == at.last) & (at.k > 0), act(acc, options), acc)
+            add=lambda acc, term, at, options: (
+                term + jnp.where((at.k == at.last) & (at.k > 0), act(acc, options), acc)
+            )
         ),
-        "applies the activation one step too early",
-        by="exact, normal",
-        shows=steps,
     ),
-    mutant(
+    kernel(
         "matmul_activation/applied_twice",
         dense(after=lambda acc, options: act(act(acc, options), options)),
-        "applies the activation twice",
-        by="exact, normal",
-        shows=smooth,
     ),
-    mutant(
-        "matmul_activation/never_applied",
-        dense(),
-        "leaves the activation out",
-        by="exact, normal",
-    ),
-    mutant(
+    kernel(
         "matmul_activation/rounded_first",
         dense(after=lambda acc, options: act(acc.astype(jnp.bfloat16), options)),
-        "rounds the sum to bfloat16 before the activation",
-        by="normal",
-        shows=smooth,
     ),
-    mutant(
-        "matmul_template/identity_only",
-        dense(transposed=True),
-        "ignores the activation",
-        by="exact, normal",
-        shows=lambda p: p["activation"] != "identity",
+    kernel(
+        "matmul_activation/erf_gelu",
+        dense(after=lambda acc, _: jax.nn.gelu(acc, approximate=False)),
     ),
-    mutant(
-        "matmul_template/square_forgotten",
-        lambda x, y, **options: dense(transposed=y.shape[0] != y.shape[1], after=act)(
-            x, y, **options
-        ),
-        "forgets the transpose where the shapes do not ask for it",
-        by="exact, position",
-        shows=lambda p: p["n"] == p["k"] > 1,
-    ),
-    mutant(
+    kernel("matmul_template/identity_only", dense(transposed=True)),
+    kernel(
         "matmul_template/activation_of_terms",
         dense(transposed=True, add=lambda acc, term, at, options: acc + act(term, options)),
-        "applies the activation to the product of every step",
-        by="exact, normal",
-        shows=lambda p: steps(p) and p["activation"] != "identity",
     ),
-    mutant(
+    kernel(
         "matmul_prologue/functions_swapped",
         dense(before=lambda x, y, o: (applied(o["g"], x), applied(o["f"], y))),
-        "applies f to y and g to x",
-        by="exact, normal",
-        shows=lambda p: p["f"] != p["g"],
     ),
-    mutant(
-        "matmul_prologue/y_untouched",
-        dense(before=lambda x, y, o: (applied(o["f"], x), y)),
-        "ignores g",
-        by="normal",
-        shows=lambda p: p["g"] != "identity",
-    ),
-    mutant(
-        "matmul_prologue/after_the_product",
-        dense(after=lambda acc, o: FUNCTIONS[o["f"]](acc)),
-        "applies f to the product instead of x",
-        by="normal",
-        shows=lambda p: p["f"] != "identity",
-    ),
-    mutant(
+    kernel("matmul_prologue/after_the_product", dense(after=lambda acc, o: FUNCTIONS[o["f"]](acc))),
+    kernel(
         "matmul_prologue/bfloat16_functions",
         dense(
             before=lambda x, y, o: tuple(
@@ -907,9 +537,6 @@ FUSED = (
                 for name, a in (("f", x), ("g", y))
             )
         ),
-        "computes f and g in bfloat16",
-        by="normal, cancel",
-        shows=lambda p: p["dtype"] == "float32",
     ),
 )
 
@@ -922,47 +549,23 @@ def int8(**changed: Any) -> Fn:
 
 
 INT8 = (
-    mutant(
-        "matmul_int8/int8_accumulator",
-        int8(accumulator=jnp.int8),
-        "adds up in int8, which wraps",
-        by="exact, position",
-    ),
-    mutant(
-        "matmul_int8/int16_accumulator",
-        int8(accumulator=jnp.int16),
-        "adds up in int16, which wraps",
-        by="exact",
-        shows=lambda p: p["k"] >= 100,
-    ),
-    mutant(
+    kernel("matmul_int8/int8_accumulator", int8(accumulator=jnp.int8)),
+    kernel("matmul_int8/int16_accumulator", int8(accumulator=jnp.int16)),
+    kernel(
         "matmul_int8/no_preferred_type",
         int8(product=lambda x, y, axis, acc: dot(x, y, axis, None).astype(acc)),
-        "leaves preferred_element_type out: each product wraps in int8",
-        by="exact, position",
     ),
-    mutant(
+    kernel(
         "matmul_int8/bfloat16_terms",
         int8(
             product=lambda x, y, axis, acc: dot(
                 x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), axis, jnp.bfloat16
             ).astype(acc)
         ),
-        "multiplies in bfloat16 and rounds each product to it",
-        by="exact",
-        shows=lambda p: p["k"] >= 100,
     ),
-    mutant(
-        "matmul_int8/unsigned",
-        int8(before=lambda x, y, _: (x, lax.bitcast_convert_type(y, jnp.uint8).astype(jnp.int32))),
-        "reads y without its sign",
-        by="exact",
-    ),
-    mutant(
+    kernel(
         "matmul_int8/without_the_least",
         int8(before=lambda x, y, _: (jnp.maximum(x, -127), jnp.maximum(y, -127))),
-        "takes -128 for -127",
-        by="exact",
     ),
 )
 
@@ -993,82 +596,48 @@ def gradients(
     return fn
 
 
-def square(p: Params) -> bool:
-    return p["m"] == p["k"] == p["n"] > 1
-
-
 GRAD = (
-    mutant(
+    kernel(
         "matmul_grad/x_instead_of_y",
         gradients(dx=lambda x, y, dz: (dz, x if x.shape == y.shape else y)),
-        "multiplies dz by x where y belongs, if their shapes allow it",
-        by="exact, position",
-        shows=square,
     ),
-    mutant(
+    kernel(
         "matmul_grad/transpose_missing",
         gradients(dy=lambda x, y, dz: (x.T if x.shape == x.T.shape else x, dz)),
-        "forgets to transpose x, if its shape allows it",
-        by="exact, position",
-        shows=square,
     ),
-    mutant(
-        "matmul_grad/scaled",
-        gradients(dy=lambda x, y, dz: (x, dz * 2)),
-        "one gradient is twice too large",
-        by="exact, normal",
-    ),
-    mutant(
-        "matmul_grad/cotangent_ignored",
-        gradients(dx=lambda x, y, dz: (jnp.ones_like(dz), y)),
-        "takes dz for ones",
-        by="exact, normal",
-    ),
-    mutant(
-        "matmul_grad/tail_of_n_kept",
-        gradients(tail=kept),
-        "multiplies what the last block of n holds beyond the array",
-        by="exact, normal",
-        shows=ragged("n"),
-    ),
-    mutant(
-        "matmul_grad/results_swapped",
-        gradients(results=lambda z, dx, dy: (z, dy, dx)),
-        "returns dy before dx",
-        by="exact",
-        says="result 1",
-    ),
-    mutant(
-        "matmul_grad/value_left_out",
-        gradients(results=lambda z, dx, dy: (dx, dy)),
-        "returns the gradients without the value",
-        by="exact",
-        says="2 results, expected 3",
-    ),
+    kernel("matmul_grad/scaled", gradients(dy=lambda x, y, dz: (x, dz * 2))),
+    kernel("matmul_grad/cotangent_ignored", gradients(dx=lambda x, y, dz: (jnp.ones_like(dz), y))),
+    kernel("matmul_grad/tail_of_n_kept", gradients(tail=kept)),
+    kernel("matmul_grad/value_left_out", gradients(results=lambda z, dx, dy: (dx, dy))),
 )
 
 
 # ---------------------------------------------------------------------------- slices
 
 SLICES = reference("dynamic_slice")
-Pair = tuple[int, int]
 
 
 def sliced(
     *,
+    copy: Fn = lambda x: x,
     first: Fn = lambda starts, sizes, blocks: starts // blocks,
     x_map: Fn = lambda i, j, first: (first[0] + i, first[1] + j),
 ) -> Fn:
     """A slice of x by blocks, whose starts are multiples of a block."""
 
     def fn(
-        x: Any, starts: Any, *, size_m: int, size_n: int, bm: int | None = None,
+        x: Any,
+        starts: Any,
+        *,
+        size_m: int,
+        size_n: int,
+        bm: int | None = None,
         bn: int | None = None,
     ) -> jax.Array:
         sizes, blocks = (size_m, size_n), (bm or size_m, bn or size_n)
 
         def body(first_ref: Any, x_ref: Any, o_ref: Any) -> None:
-            o_ref[...] = x_ref[...]
+            o_ref[...] = copy(x_ref[...])
 
         return pl.pallas_call(
             body,
@@ -1094,6 +663,7 @@ def join(first: jax.Array, last: jax.Array, offset: Any, axis: int) -> jax.Array
 
 def joined(
     *,
+    wide: Fn = wide,
     offset: Fn = lambda starts, block: starts % block,
     last: Fn = lambda starts, block: (starts + block - 1) // block,
     join: Fn = join,
@@ -1101,15 +671,19 @@ def joined(
     """A slice of x at any start: each block of it from the four that it overlaps."""
 
     def fn(
-        x: Any, starts: Any, *, size_m: int, size_n: int, bm: int | None = None,
+        x: Any,
+        starts: Any,
+        *,
+        size_m: int,
+        size_n: int,
+        bm: int | None = None,
         bn: int | None = None,
     ) -> jax.Array:
         sizes, blocks = (size_m, size_n), (bm or size_m, bn or size_n)
 
         def body(a: Any, b: Any, at: Any, *refs: Any) -> None:
             o_ref = refs[-1]
-            wide = jnp.float32 if is_float(o_ref.dtype) else jnp.int32
-            corners = [ref[...].astype(wide) for ref in refs[:-1]]
+            corners = [ref[...].astype(wide(ref.dtype)) for ref in refs[:-1]]
             left = join(corners[0], corners[2], at[0], 0)
             right = join(corners[1], corners[3], at[0], 0)
             o_ref[...] = join(left, right, at[1], 1).astype(o_ref.dtype)
@@ -1134,112 +708,42 @@ def joined(
     return fn
 
 
-def inside(p: Params) -> bool:
-    """Starts inside a block along some axis."""
-    return p["start_m"] % p["bm"] > 0 or p["start_n"] % p["bn"] > 0
-
-
-def moved(p: Params) -> bool:
-    return p["start_m"] > 0 or p["start_n"] > 0
-
-
 SLICE = (
-    mutant(
-        "dynamic_slice/next_block",
-        sliced(first=lambda starts, sizes, blocks: starts // blocks + 1),
-        "takes the block after the right one",
-        by="position, normal",
+    kernel(
+        "dynamic_slice/next_block", sliced(first=lambda starts, sizes, blocks: starts // blocks + 1)
     ),
-    mutant(
+    kernel(
         "dynamic_slice/axes_swapped",
         sliced(first=lambda starts, sizes, blocks: starts[::-1] // blocks),
-        "takes the start of each axis for the other's",
-        by="position",
-        shows=lambda p: moved(p) and p["start_m"] != p["start_n"],
     ),
-    mutant(
-        "dynamic_slice/starts_ignored",
-        sliced(first=lambda starts, sizes, blocks: starts * 0),
-        "always takes the first block",
-        by="position",
-        shows=moved,
-    ),
-    mutant(
+    kernel("dynamic_slice/starts_ignored", sliced(first=lambda starts, sizes, blocks: starts * 0)),
+    kernel("dynamic_slice/adds_zero", sliced(copy=lambda x: x + jnp.zeros((), x.dtype))),
+    kernel(
         "dynamic_slice/clamps",
         SLICES.block_aligned,
-        "moves bad starts into range instead of raising",
-        by="negative",
         finish=lambda checked: checked[1],
         checks_inputs=True,
-        says="accepted, but",
     ),
-    mutant(
+    kernel(
         "dynamic_slice_blocked/divided_by_size",
         sliced(first=lambda starts, sizes, blocks: starts // sizes),
-        "the guide's index: counts starts in slices, not in blocks",
-        by="position",
-        shows=lambda p: any(p[f"start_{d}"] // p[f"size_{d}"] != p[f"start_{d}"] // p[f"b{d}"]
-                            for d in "mn"),
     ),
-    mutant(
-        "dynamic_slice_blocked/first_block_repeated",
-        sliced(x_map=lambda i, j, first: (first[0], first[1])),
-        "fills the slice with its first block",
-        by="position",
-        shows=lambda p: p["size_m"] > p["bm"] or p["size_n"] > p["bn"],
-    ),
-    mutant(
+    kernel(
         "dynamic_slice_blocked/blocks_transposed",
         sliced(x_map=lambda i, j, first: (first[0] + j, first[1] + i)),
-        "walks the blocks of x by columns and those of the slice by rows",
-        by="position",
-        shows=lambda p: p["size_m"] > p["bm"] or p["size_n"] > p["bn"],
     ),
-    mutant(
-        "dynamic_slice_unaligned/rounded_down",
-        joined(offset=lambda starts, block: starts * 0),
-        "starts at the beginning of the block",
-        by="position",
-        shows=inside,
-    ),
-    mutant(
+    kernel("dynamic_slice_unaligned/rounded_down", joined(offset=lambda starts, block: starts * 0)),
+    kernel(
         "dynamic_slice_unaligned/one_too_far",
         joined(offset=lambda starts, block: jnp.where(starts % block > 0, starts % block + 1, 0)),
-        "rotates by one element too many",
-        by="position",
-        shows=inside,
     ),
-    mutant(
-        "dynamic_slice_unaligned/rotated_back",
-        joined(
-            join=lambda first, last, offset, axis: jnp.where(
-                lax.broadcasted_iota(jnp.int32, first.shape, axis) < first.shape[axis] - offset,
-                pltpu.roll(first, offset, axis),
-                pltpu.roll(last, offset, axis),
-            )
-        ),
-        "rotates the wrong way",
-        by="position",
-        shows=inside,
+    kernel("dynamic_slice_unaligned/through_float32", joined(wide=lambda dtype: jnp.float32)),
+    kernel(
+        "dynamic_slice_unaligned/own_neighbour", joined(last=lambda starts, block: starts // block)
     ),
-    mutant(
-        "dynamic_slice_unaligned/own_neighbour",
-        joined(last=lambda starts, block: starts // block),
-        "ends every block in the block it begins in",
-        by="position",
-        shows=inside,
-    ),
-    mutant(
+    kernel(
         "dynamic_slice_unaligned/neighbour_past_the_end",
         joined(last=lambda starts, block: starts // block + 1),
-        "fetches a neighbour for an aligned start too, and so past the end of x",
-        by="position",
-        survives=HLO_MISSES,
-        shows=lambda p: any(
-            p[f"start_{d}"] % p[f"b{d}"] == 0 and p[f"start_{d}"] + p[f"size_{d}"] == p[d]
-            for d in "mn"
-        ),
-        says="(?s)^WRONG.*[Oo]ut.of.bounds",
     ),
 )
 
@@ -1255,6 +759,7 @@ def sparse(
     store: Fn = lambda rows, step, last: rows[step] != rows[jnp.minimum(step + 1, last)],
     y_map: Fn = lambda j, step, rows, cols: (cols[step], j),
     add: Fn = lambda acc, term, last: acc + term,
+    accumulator: Any = jnp.float32,
     alias: bool = True,
     parallel: str = "",
 ) -> Fn:
@@ -1266,14 +771,16 @@ def sparse(
         if nnz == 0:
             return zeros[:, :n]
 
-        def body(rows: Any, cols: Any, x_ref: Any, y_ref: Any, _: Any, o_ref: Any, acc: Any) -> None:
+        def body(
+            rows: Any, cols: Any, x_ref: Any, y_ref: Any, _: Any, o_ref: Any, acc: Any
+        ) -> None:
             step, last = pl.program_id(1), nnz - 1
 
             @pl.when((step == 0) | clear(rows, step, last))
             def start() -> None:
                 acc[...] = jnp.zeros_like(acc)
 
-            term = dot(x_ref[...], y_ref[...], 0, jnp.float32)
+            term = dot(x_ref[...], y_ref[...], 0, accumulator)
             acc[...] = add(acc[...], term, (step == last) | store(rows, step, last))
 
             @pl.when((step == last) | store(rows, step, last))
@@ -1291,7 +798,7 @@ def sparse(
                     pl.BlockSpec(memory_space=pl.ANY),
                 ],
                 out_specs=pl.BlockSpec((bm, bn), lambda j, step, rows, cols: (rows[step], j)),
-                scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+                scratch_shapes=[pltpu.VMEM((bm, bn), accumulator)],
             ),
             out_shape=jax.ShapeDtypeStruct(zeros.shape, y.dtype),
             input_output_aliases={4: 0} if alias else {},
@@ -1310,87 +817,31 @@ def densified(rows: Any, cols: Any, blocks: Any, y: Any, *, m: int, bn: int) -> 
     return dense()(x.swapaxes(1, 2).reshape(m, k), y, bm=bm, bk=k, bn=bn)
 
 
+def sorted_columns(rows: Any, cols: Any, blocks: Any, y: Any, **_: int) -> tuple[Any, ...]:
+    return rows, cols[np.lexsort((cols, rows))], blocks, y
+
+
 def takes_anything(rows: Any, cols: Any, blocks: Any, y: Any, **_: int) -> tuple[Any, ...]:
     return rows, cols, blocks, y
 
 
-def stores(p: Params) -> bool:
-    return p["pattern"] != "none"
-
-
-def full_rows(p: Params) -> bool:
-    return p["pattern"] in ("full", "random") and p["m"] > p["bm"] and p["k"] > p["bk"]
-
-
 DSD = (
-    mutant(
+    kernel(
         "dsd/reads_past_the_indices",
         sparse(store=lambda rows, step, last: rows[step] != rows[jnp.minimum(step + 1, last + 1)]),
-        "the guide's listing: the last step reads one past the end of indices_i",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=stores,
-        says="(?s)^WRONG.*[Oo]ut.of.bounds",
     ),
-    mutant(
-        "dsd/empty_rows_unwritten",
-        sparse(alias=False),
-        "without the alias nobody writes the rows that store nothing",
-        by="exact, normal",
-        shows=lambda p: p["pattern"] in ("gaps", "last") and p["m"] > p["bm"],
-    ),
-    mutant(
-        "dsd/rows_run_together",
-        sparse(clear=lambda rows, step, last: step < 0),
-        "does not clear the accumulator where the row changes",
-        by="exact, normal",
-        shows=lambda p: stores(p) and p["m"] > p["bm"] and p["pattern"] not in ("last",),
-    ),
-    mutant(
+    kernel("dsd/empty_rows_unwritten", sparse(alias=False)),
+    kernel("dsd/rows_run_together", sparse(clear=lambda rows, step, last: step < 0)),
+    kernel(
         "dsd/last_block_of_row_dropped",
         sparse(add=lambda acc, term, ends: jnp.where(ends, acc, acc + term)),
-        "stores a row before its last block is added",
-        by="exact, normal",
-        shows=stores,
     ),
-    mutant(
-        "dsd/y_by_step",
-        sparse(y_map=lambda j, step, rows, cols: (step, j)),
-        "takes the blocks of y in order, whatever their indices",
-        by="exact, position",
-        shows=full_rows,
-    ),
-    mutant(
-        "dsd/y_by_row",
-        sparse(y_map=lambda j, step, rows, cols: (rows[step], j)),
-        "looks y up under the row index",
-        by="exact, position",
-        shows=full_rows,
-    ),
-    mutant(
-        "dsd/parallel_blocks",
-        sparse(parallel="jk"),
-        "lets several cores share the blocks of a row",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=full_rows,
-        says="^WRONG",
-    ),
-    mutant(
-        "dsd/times_zeros",
-        densified,
-        "multiplies the zeros between the blocks too, and 0 * inf is NaN",
-        by="special",
-        shows=lambda p: p["pattern"] not in ("full",),
-    ),
-    mutant(
-        "dsd/takes_unsorted_rows",
-        sparse(),
-        "does not ask whether block rows are in order",
-        by="negative",
-        prepare=takes_anything,
-        checks_inputs=True,
-    ),
+    kernel("dsd/y_by_step", sparse(y_map=lambda j, step, rows, cols: (step, j))),
+    kernel("dsd/bfloat16_accumulator", sparse(accumulator=jnp.bfloat16)),
+    kernel("dsd/columns_put_in_order", sparse(), prepare=sorted_columns),
+    kernel("dsd/parallel_blocks", sparse(parallel="jk")),
+    kernel("dsd/times_zeros", densified),
+    kernel("dsd/takes_unsorted_rows", sparse(), prepare=takes_anything, checks_inputs=True),
 )
 
 
@@ -1440,8 +891,13 @@ def first_mask_only(x: Any, y: Any, mask: Any, **blocks: int) -> tuple[Any, ...]
     return x, y, block_mask, prefetch_mask * 0, *rest
 
 
+def ones_only(x: Any, y: Any, mask: Any, **blocks: int) -> tuple[Any, ...]:
+    return MASKED.prepare(x, y, np.asarray(mask == 1), **blocks)
+
+
 def masked(
     *,
+    tail: Fn = zero_tail,
     x_map: Fn | None = None,
     y_map: Fn | None = None,
     computes: Fn = lambda block_mask, i, j: block_mask[i, j] != 0,
@@ -1468,8 +924,8 @@ def masked(
 
             @pl.when(computed)
             def accumulate() -> None:
-                x_block = zero_tail(x_ref[...], 1, step, k)
-                acc[...] += dot(x_block, zero_tail(y_ref[...], 0, step, k), 0, jnp.float32)
+                x_block, y_block = tail(x_ref[...], 1, step, k), tail(y_ref[...], 0, step, k)
+                acc[...] += dot(x_block, y_block, 0, jnp.float32)
 
             @pl.when(step == grid[2] - 1)
             def store() -> None:
@@ -1483,11 +939,13 @@ def masked(
                 in_specs=[
                     pl.BlockSpec(
                         (bm, bk),
-                        x_map or (lambda i, j, step, *maps: (maps[2][i, j], held(i, j, step, *maps))),
+                        x_map
+                        or (lambda i, j, step, *maps: (maps[2][i, j], held(i, j, step, *maps))),
                     ),
                     pl.BlockSpec(
                         (bk, bn),
-                        y_map or (lambda i, j, step, *maps: (held(i, j, step, *maps), maps[3][i, j])),
+                        y_map
+                        or (lambda i, j, step, *maps: (held(i, j, step, *maps), maps[3][i, j])),
                     ),
                     pl.BlockSpec((None, bm, bn), lambda i, j, step, *maps: (maps[1][i, j], 0, 0)),
                 ],
@@ -1503,116 +961,49 @@ def masked(
 OPERANDS = ("x", "y", "mask")
 
 
-def skips(p: Params) -> bool:
-    return p["mask"] in ("causal", "local", "blocks", "trailing", "none") and several_tiles(p)
-
-
 MASK = (
-    mutant(
-        "masked_matmul/masks_compared_as_printed",
-        MASKED.prefetch_maps,
-        "the guide's sparsify_mask: str() of a large block shows dots, so unlike blocks look equal",
-        by="exact",
-        shows=lambda p: p["mask"] == "hole" and p["bm"] * p["bn"] > 1000 and several_tiles(p),
-        prepare=sparsified(),
-    ),
-    mutant(
+    kernel("masked_matmul/masks_compared_as_printed", MASKED.prefetch_maps, prepare=sparsified()),
+    kernel(
         "masked_matmul/published_listing",
         MASKED.prefetch_maps,
-        "the guide's sparsify_mask on a mask that its blocks do not divide",
-        by="exact",
-        shows=ragged("m", "n"),
-        says="^(REJECTED|WRONG)",
         prepare=sparsified(key=np.ndarray.tobytes, padded=False),
     ),
-    mutant(
+    kernel(
         "masked_matmul/last_block_fetched",
         MASKED.prefetch_maps,
-        "the guide's prefetch maps: after the last computed block they fetch the grid's last",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=lambda p: p["mask"] == "trailing",
-        says="values are right, but .* blocks of x",
         prepare=sparsified(key=np.ndarray.tobytes),
         operands=OPERANDS,
     ),
-    mutant(
+    kernel(
         "masked_matmul/fetches_for_nothing",
         masked(
             x_map=lambda i, j, step, *maps: (i, step), y_map=lambda i, j, step, *maps: (step, j)
         ),
-        "skips the arithmetic of empty blocks and fetches their operands all the same",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=skips,
-        says="values are right, but .* blocks of [xy]",
         prepare=MASKED.prepare,
         operands=OPERANDS,
     ),
-    mutant(
+    kernel(
         "masked_matmul/times_mask",
         masked(select=lambda mask, acc: mask * acc),
-        "multiplies by the mask, and 0 * NaN is NaN",
-        by="special",
-        shows=lambda p: p["mask"] in ("causal", "local", "hole"),
         prepare=MASKED.prepare,
     ),
-    mutant(
-        "masked_matmul/first_mask_only",
-        masked(),
-        "applies the same mask block everywhere",
-        by="exact, position",
-        shows=lambda p: p["mask"] in ("causal", "local", "hole") and several_tiles(p),
-        prepare=first_mask_only,
-    ),
-    mutant(
+    kernel("masked_matmul/first_mask_only", masked(), prepare=first_mask_only),
+    kernel(
         "masked_matmul/partial_blocks_kept",
         masked(select=lambda mask, acc: acc),
-        "keeps all of a block that is true in part",
-        by="exact, normal",
-        shows=lambda p: p["mask"] in ("causal", "local", "hole"),
         prepare=MASKED.prepare,
     ),
-    mutant(
+    kernel(
         "masked_matmul/skipped_blocks_stale",
         masked(clear=lambda step, computed: (step == 0) & computed),
-        "stores the last computed block again where nothing was computed",
-        by="exact, normal",
-        shows=skips,
         prepare=MASKED.prepare,
     ),
-    mutant(
-        "masked_matmul/block_mask_transposed",
-        masked(
-            computes=lambda block_mask, i, j: block_mask[
-                jnp.minimum(j, block_mask.shape[0] - 1), jnp.minimum(i, block_mask.shape[1] - 1)
-            ]
-            != 0
-        ),
-        "asks about block (j, i) where it is at (i, j)",
-        by="exact",
-        shows=lambda p: p["mask"] in ("causal", "trailing") and several_tiles(p),
-        prepare=MASKED.prepare,
-    ),
-    mutant(
-        "masked_matmul/x_not_held",
-        masked(x_map=lambda i, j, step, *maps: (maps[2][i, j], step)),
-        "holds the row of x over skipped blocks, but walks along it",
-        by="exact",
-        survives=HLO_MISSES,
-        shows=lambda p: skips(p) and steps(p),
-        says="values are right, but .* blocks of x",
-        prepare=MASKED.prepare,
-        operands=OPERANDS,
-    ),
+    kernel("masked_matmul/tail_kept", masked(tail=kept), prepare=MASKED.prepare),
+    kernel("masked_matmul/ones_only", masked(), prepare=ones_only),
 )
 
 
 # ---------------------------------------------------------------------------- right, but odd
-
-
-def backwards(p_map: Fn) -> Fn:
-    return p_map
 
 
 def reversed_k(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
@@ -1670,7 +1061,9 @@ def two_halves(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.
         def clear() -> None:
             acc[...] = jnp.zeros_like(acc)
 
-        term = dot(zero_tail(x_ref[...], 1, step, k), zero_tail(y_ref[...], 0, step, k), 0, acc.dtype)
+        term = dot(
+            zero_tail(x_ref[...], 1, step, k), zero_tail(y_ref[...], 0, step, k), 0, acc.dtype
+        )
         acc[step % 2] += term
 
         @pl.when(step == counts[2] - 1)
@@ -1712,30 +1105,35 @@ def no_kernel(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 CONTROLS = (
-    control("add/copied", copied()),
-    control("sum/at_once", at_once),
-    control("sum_narrow/at_once", at_once),
-    control("matmul/reversed_k", reversed_k),
-    control("matmul/columns_first", dense(order="jik")),
-    control("matmul/whole", whole),
-    control("matmul/inner_loop", inner_loop),
-    control("matmul/two_halves", two_halves),
-    control("matmul_f32/scratch", dense()),
-    control("matmul_transpose_rhs/transposed_outside", lambda x, y, **blocks: dense()(x, y.T, **blocks)),
-    control("matmul_activation/stored_every_step", dense(after=act, store=lambda at: at.k >= 0)),
-    control("matmul_template/epilogue", dense(transposed=True, after=act)),
-    control("matmul_prologue/prologue", dense(before=fused)),
-    control("matmul_int8/float32_accumulator", int8(accumulator=jnp.float32)),
-    control("matmul_grad/three_kernels", gradients()),
-    control("dynamic_slice/unchecked", sliced()),
-    control("dynamic_slice_blocked/unchecked", sliced()),
-    control("dynamic_slice_unaligned/joined", joined()),
-    control("dsd/sequential", sparse()),
-    control("masked_matmul/select_after", select_after),
+    kernel("add/copied", copied()),
+    kernel("sum/at_once", at_once),
+    kernel("sum_narrow/at_once", at_once),
+    kernel("matmul/reversed_k", reversed_k),
+    kernel("matmul/columns_first", dense(order="jik")),
+    kernel("matmul/whole", whole),
+    kernel("matmul/inner_loop", inner_loop),
+    kernel("matmul/two_halves", two_halves),
+    kernel("matmul_f32/scratch", dense()),
+    kernel(
+        "matmul_transpose_rhs/transposed_outside", lambda x, y, **blocks: dense()(x, y.T, **blocks)
+    ),
+    kernel("matmul_activation/stored_every_step", dense(after=act, store=lambda at: at.k >= 0)),
+    kernel("matmul_template/epilogue", dense(transposed=True, after=act)),
+    kernel("matmul_prologue/prologue", dense(before=fused)),
+    kernel("matmul_int8/float32_accumulator", int8(accumulator=jnp.float32)),
+    kernel("matmul_grad/three_kernels", gradients()),
+    kernel("dynamic_slice/unchecked", sliced()),
+    kernel("dynamic_slice_blocked/unchecked", sliced()),
+    kernel("dynamic_slice_unaligned/joined", joined()),
+    kernel("dsd/sequential", sparse()),
+    kernel("masked_matmul/select_after", select_after),
 )
 
-NO_KERNEL = control("add/no_kernel", no_kernel)
-MUTANTS: tuple[Mutant, ...] = (
-    *ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK
+# Right, but no kernel: only the end of a run can tell.
+NO_KERNEL = kernel("add/no_kernel", no_kernel)
+
+KERNELS = (
+    *(*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK),
+    *CONTROLS,
+    NO_KERNEL,
 )
-KERNELS = (*(m.kernel for m in MUTANTS), *CONTROLS, NO_KERNEL)

@@ -1,0 +1,760 @@
+"""What is wrong with each kernel of `mutants.py`, and how it must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mutants import CONTROLS, KERNELS, NO_KERNEL
+
+from conformance import Kernel
+
+__all__ = ["CONTROLS", "MODES", "MUTANTS", "NO_KERNEL", "Mutant"]
+
+MODES = ("interpret", "tpu-interpret")
+# The HLO interpreter has one core and no DMA, keeps output blocks, and clamps indices.
+HLO_MISSES = ("interpret",)
+
+Params = Mapping[str, Any]
+Predicate = Callable[[Params], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A wrong kernel.
+
+    Attributes:
+      defect: what is wrong with it.
+      by: input kinds each of which must condemn it on some example; "negative" stands for the
+        case's negative examples.
+      survives: modes that miss it: there, no example may fail.
+      shows: the points where the defect makes a difference.
+      says: regular expression that a verdict, "STATUS: why", must match.
+      hole: what the suite lacks to condemn it, if it cannot yet.
+    """
+
+    kernel: Kernel
+    defect: str
+    by: tuple[str, ...]
+    survives: tuple[str, ...]
+    shows: Predicate
+    says: str
+    hole: str
+
+    @property
+    def killed_in(self) -> tuple[str, ...]:
+        """The modes that must condemn it."""
+        return tuple(mode for mode in MODES if mode not in self.survives)
+
+
+def mutant(
+    name: str,
+    defect: str,
+    *,
+    by: str,
+    survives: tuple[str, ...] = (),
+    shows: Predicate = lambda p: True,
+    says: str = "^WRONG",
+    hole: str = "",
+) -> Mutant:
+    """A row: `name` is "case/kernel", `by` a list of kinds with commas."""
+    return Mutant(
+        kernel=next(k for k in KERNELS if f"{k.case}/{k.name}" == name),
+        defect=defect,
+        by=tuple(by.split(", ")),
+        survives=survives,
+        shows=shows,
+        says=says,
+        hole=hole,
+    )
+
+
+# ---------------------------------------------------------------------------- points
+
+
+def ragged(*dims: str) -> Predicate:
+    """Points where a block does not divide one of the dimensions."""
+    return lambda p: any(p[d] % p[f"b{d}"] for d in dims)
+
+
+def several(*dims: str) -> Predicate:
+    """Points with more than one block along each of the dimensions."""
+    return lambda p: all(p[d] > p[f"b{d}"] for d in dims)
+
+
+def several_tiles(p: Params) -> bool:
+    return p["m"] > p["bm"] or p["n"] > p["bn"]
+
+
+def narrow_integer(p: Params) -> bool:
+    return p["dtype"] in ("int8", "int16", "uint8", "uint16")
+
+
+def many_terms(p: Params) -> bool:
+    return p["b"] > 1
+
+
+def many_tiles_and_terms(p: Params) -> bool:
+    return p["b"] > 1 and several_tiles(p)
+
+
+def steps(p: Params) -> bool:
+    return p["k"] > p["bk"]
+
+
+def smooth(p: Params) -> bool:
+    return p["activation"] in ("gelu", "silu")
+
+
+def square(p: Params) -> bool:
+    return p["m"] == p["k"] == p["n"] > 1
+
+
+def inside(p: Params) -> bool:
+    """Starts inside a block along some axis."""
+    return p["start_m"] % p["bm"] > 0 or p["start_n"] % p["bn"] > 0
+
+
+def moved(p: Params) -> bool:
+    return p["start_m"] > 0 or p["start_n"] > 0
+
+
+def stores(p: Params) -> bool:
+    return p["pattern"] != "none"
+
+
+def full_rows(p: Params) -> bool:
+    return p["pattern"] in ("full", "random") and p["m"] > p["bm"] and p["k"] > p["bk"]
+
+
+def skips(p: Params) -> bool:
+    return p["mask"] in ("causal", "local", "blocks", "trailing", "none") and several_tiles(p)
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+ADD = (
+    mutant(
+        "add/towards_zero",
+        "cuts off the bits that a narrow float cannot hold instead of rounding",
+        by="normal",
+        shows=lambda p: p["dtype"] == "bfloat16" or p["dtype"].startswith("float8"),
+    ),
+    mutant(
+        "add/through_float32",
+        "adds 32-bit integers in float32, which has 24 bits",
+        by="exact",
+        shows=lambda p: p["dtype"] in ("int32", "uint32"),
+    ),
+    mutant(
+        "add/saturates",
+        "narrow integers stop at their limits instead of wrapping",
+        by="exact",
+        shows=narrow_integer,
+    ),
+    mutant(
+        "add/bfloat16_operands",
+        "adds float32 in bfloat16; small integers do not show it",
+        by="normal, wide",
+        shows=lambda p: p["dtype"] == "float32",
+    ),
+    mutant(
+        "add/y_blocks_swapped",
+        "takes block (j, i) of y where (i, j) belongs",
+        by="exact, position, normal",
+        shows=several_tiles,
+    ),
+    mutant(
+        "add/last_blocks_missing",
+        "the grid is rounded down: the ragged last blocks are never visited",
+        by="exact, normal",
+        shows=lambda p: ragged("m", "n")(p) and several_tiles(p),
+    ),
+    mutant(
+        "add/output_pinned",
+        "every row of blocks is written over the first",
+        by="exact, normal",
+        shows=several("m"),
+    ),
+    mutant(
+        "add/writes_every_other_block",
+        "leaves every other block of the output unwritten",
+        by="exact, normal",
+        shows=several_tiles,
+    ),
+    mutant(
+        "add/float32_out",
+        "returns float32 whatever it is given",
+        by="exact",
+        shows=lambda p: p["dtype"] != "float32",
+        says="dtype float32, expected",
+    ),
+    mutant(
+        "add/whole_blocks_out",
+        "returns the padding of its last blocks as well",
+        by="exact",
+        shows=ragged("m", "n"),
+        says="shape .* expected",
+    ),
+    mutant(
+        "add/shared_output",
+        "cores that run in parallel write into one output block",
+        by="exact, normal",
+        survives=HLO_MISSES,
+        shows=several("m"),
+        says="WRONG: race",
+    ),
+    mutant(
+        "add/scratch_set_once",
+        "prepares scratch in the first step, which only one of the cores runs",
+        by="exact, normal",
+        survives=HLO_MISSES,
+        shows=several("m"),
+    ),
+    mutant(
+        "add/dma_wait_missing",
+        "reads what a copy has not brought yet",
+        by="exact, normal",
+        survives=HLO_MISSES,
+        says="nan|semaphore",
+    ),
+    mutant(
+        "add/dma_wait_twice",
+        "waits for a second copy that nobody started",
+        by="exact",
+        survives=HLO_MISSES,
+        says="^TIMEOUT",
+    ),
+    mutant(
+        "add/semaphore_left",
+        "ends with a semaphore that nobody waited for",
+        by="exact",
+        survives=HLO_MISSES,
+        says="semaphore was left signalled",
+    ),
+    mutant(
+        "add/raises",
+        "raises while it is traced",
+        by="exact",
+        says="^REJECTED: NotImplementedError: no vector layout",
+    ),
+    mutant(
+        "add/built_at_import",
+        "calls pallas_call when it is imported, where no interpreter can be chosen",
+        by="exact",
+        says="^REJECTED: .*call pl.pallas_call inside fn",
+    ),
+)
+
+
+SUM = (
+    mutant(
+        "sum/naive",
+        "the guide's naive_sum: adds to a block that nobody cleared",
+        by="exact, position, normal",
+        shows=lambda p: p["dtype"] in ("float32", "int32"),
+    ),
+    mutant("sum/cleared_at_second_step", "clears the accumulator one step too late", by="exact"),
+    mutant(
+        "sum/cleared_under_wrong_axis",
+        "clears in every step of the first row of blocks, and in no other row",
+        by="exact, position",
+        shows=many_tiles_and_terms,
+    ),
+    mutant(
+        "sum/reduction_axis_first",
+        "comes back to an output block that has been written out: the pipeline does not reload it",
+        by="exact, normal",
+        survives=HLO_MISSES,
+        shows=many_tiles_and_terms,
+    ),
+    mutant(
+        "sum/parallel_reduction",
+        "lets several cores add to one block",
+        by="exact",
+        survives=HLO_MISSES,
+        shows=many_terms,
+        says="WRONG: race",
+    ),
+    mutant(
+        "sum/bfloat16_accumulator",
+        "adds up in bfloat16",
+        by="exact, normal",
+        shows=lambda p: p["b"] > 1 and p["dtype"] == "float32",
+    ),
+    mutant(
+        "sum/skips_nan",
+        "leaves NaN out of the sum",
+        by="special",
+        shows=lambda p: p["dtype"] == "float32",
+    ),
+    mutant(
+        "sum_narrow/narrow_accumulator",
+        "adds up in the dtype of the terms",
+        by="exact",
+        shows=many_terms,
+    ),
+    mutant(
+        "sum_narrow/first_term_twice",
+        "starts from the first term and then adds it",
+        by="exact, position",
+    ),
+    mutant(
+        "sum_narrow/unsigned",
+        "widens signed integers without their sign",
+        by="exact",
+        shows=lambda p: p["dtype"].startswith("int"),
+    ),
+)
+
+
+MATMUL = (
+    mutant(
+        "matmul_f32/cleared_under_wrong_axis",
+        "clears in every step of the first column of blocks, and in no other column",
+        by="exact, normal",
+        shows=lambda p: steps(p) or p["n"] > p["bn"],
+    ),
+    mutant(
+        "matmul_f32/reduction_axis_first",
+        "comes back to an output block that has been written out: the pipeline does not reload it",
+        by="exact, normal",
+        survives=HLO_MISSES,
+        shows=lambda p: steps(p) and several_tiles(p),
+    ),
+    mutant(
+        "matmul_f32/parallel_reduction",
+        "lets several cores add to one block",
+        by="exact",
+        survives=HLO_MISSES,
+        shows=steps,
+        says="WRONG: race",
+    ),
+    mutant(
+        "matmul_f32/y_blocks_swapped",
+        "takes block (j, k) of y where (k, j) belongs",
+        by="exact, position, normal",
+        shows=lambda p: steps(p) or p["n"] > p["bn"],
+    ),
+    mutant(
+        "matmul_f32/bfloat16_operands",
+        "rounds float32 operands to bfloat16, which no interpreter does; integers do not show it",
+        by="normal, cancel, wide",
+    ),
+    mutant(
+        "matmul_f32/block_scaled",
+        "stores x as 16-bit integers and one scale a block, too coarse for the small rows",
+        by="wide",
+        shows=lambda p: p["m"] > 1,
+    ),
+    mutant(
+        "matmul/bfloat16_accumulator",
+        "adds up in bfloat16",
+        by="exact, position",
+        shows=lambda p: steps(p) and not p["dtype"].startswith("float8"),
+    ),
+    mutant(
+        "matmul/bfloat16_terms",
+        "rounds the product of each step of k to bfloat16 before it adds it in float32",
+        by="exact, normal",
+        shows=lambda p: p["k"] >= 16 * p["bk"],
+    ),
+    mutant(
+        "matmul/tail_kept",
+        "multiplies what the last block of k holds beyond the array",
+        by="exact, normal",
+        shows=ragged("k"),
+    ),
+    mutant(
+        "matmul/tail_times_zero",
+        "multiplies the tail of k by zero, and 0 * NaN is NaN",
+        by="exact, normal",
+        shows=ragged("k"),
+    ),
+    mutant(
+        "matmul/tail_of_x_only",
+        "clears the tail of k in x only",
+        by="exact, normal",
+        shows=ragged("k"),
+    ),
+    mutant(
+        "matmul/tail_dropped",
+        "rounds the number of steps down: the ragged end of k is left out",
+        by="exact, position, normal",
+        shows=lambda p: ragged("k")(p) and steps(p),
+    ),
+    mutant(
+        "matmul/stored_at_first_step",
+        "writes the accumulator out before it is complete",
+        by="exact, position, normal",
+        shows=steps,
+    ),
+    mutant(
+        "matmul/cut_off",
+        "cuts the sum to bfloat16 instead of rounding it",
+        by="exact, normal, cancel",
+        shows=lambda p: p["dtype"] == "bfloat16",
+    ),
+    mutant(
+        "matmul/checks_nothing",
+        "takes operands and blocks that its contract refuses",
+        by="negative",
+    ),
+    mutant(
+        "matmul_transpose_rhs/square_forgotten",
+        "forgets the transpose where the shapes do not ask for it",
+        by="exact, position",
+        shows=lambda p: p["n"] == p["k"] > 1,
+    ),
+    mutant(
+        "matmul_transpose_rhs/y_blocks_swapped",
+        "takes block (k, j) of y where (j, k) belongs",
+        by="exact, position",
+        shows=lambda p: p["k"] > p["bk"] or p["n"] > p["bn"],
+    ),
+    mutant(
+        "matmul_transpose_rhs/tail_of_other_axis",
+        "clears rows of y where it should clear the tail of k",
+        by="exact",
+        shows=ragged("k"),
+    ),
+)
+
+
+FUSED = (
+    mutant(
+        "matmul_activation/every_step",
+        "applies the activation to every partial sum",
+        by="exact, normal, cancel",
+        shows=steps,
+    ),
+    mutant(
+        "matmul_activation/before_last_step",
+        "applies the activation one step too early",
+        by="exact, normal",
+        shows=steps,
+    ),
+    mutant(
+        "matmul_activation/applied_twice",
+        "applies the activation twice",
+        by="exact, normal",
+        shows=smooth,
+    ),
+    mutant(
+        "matmul_activation/rounded_first",
+        "rounds the sum to bfloat16 before the activation",
+        by="normal",
+        shows=smooth,
+    ),
+    mutant(
+        "matmul_activation/erf_gelu",
+        "computes GELU from erf, where the contract has its tanh form",
+        by="normal",
+        shows=lambda p: p["activation"] == "gelu",
+        hole="no GELU of a sum of order one, where the bound could tell the two forms apart",
+    ),
+    mutant(
+        "matmul_template/identity_only",
+        "ignores the activation",
+        by="exact, normal",
+        shows=lambda p: p["activation"] != "identity",
+    ),
+    mutant(
+        "matmul_template/activation_of_terms",
+        "applies the activation to the product of every step",
+        by="exact, normal",
+        shows=lambda p: steps(p) and p["activation"] != "identity",
+    ),
+    mutant(
+        "matmul_prologue/functions_swapped",
+        "applies f to y and g to x",
+        by="exact, normal",
+        shows=lambda p: p["f"] != p["g"],
+    ),
+    mutant(
+        "matmul_prologue/after_the_product",
+        "applies f to the product instead of x",
+        by="normal",
+        shows=lambda p: p["f"] != "identity",
+    ),
+    mutant(
+        "matmul_prologue/bfloat16_functions",
+        "computes f and g in bfloat16",
+        by="normal, cancel",
+        shows=lambda p: p["dtype"] == "float32",
+    ),
+)
+
+
+INT8 = (
+    mutant("matmul_int8/int8_accumulator", "adds up in int8, which wraps", by="exact, position"),
+    mutant(
+        "matmul_int8/int16_accumulator",
+        "adds up in int16, which wraps",
+        by="exact",
+        shows=lambda p: p["k"] >= 100,
+    ),
+    mutant(
+        "matmul_int8/no_preferred_type",
+        "leaves preferred_element_type out: each product wraps in int8",
+        by="exact, position",
+    ),
+    mutant(
+        "matmul_int8/bfloat16_terms",
+        "multiplies in bfloat16 and rounds each product to it",
+        by="exact",
+        shows=lambda p: p["k"] >= 100,
+    ),
+    mutant(
+        "matmul_int8/without_the_least",
+        "takes -128 for -127",
+        by="exact",
+        shows=lambda p: p["k"] >= 256,
+        hole="no int8 operand is ever -128",
+    ),
+)
+
+
+GRAD = (
+    mutant(
+        "matmul_grad/x_instead_of_y",
+        "multiplies dz by x where y belongs, if their shapes allow it",
+        by="exact",
+        shows=square,
+    ),
+    mutant(
+        "matmul_grad/transpose_missing",
+        "forgets to transpose x, if its shape allows it",
+        by="exact, position",
+        shows=square,
+    ),
+    mutant("matmul_grad/scaled", "one gradient is twice too large", by="exact, normal"),
+    mutant("matmul_grad/cotangent_ignored", "takes dz for ones", by="exact, normal"),
+    mutant(
+        "matmul_grad/tail_of_n_kept",
+        "multiplies what the last block of n holds beyond the array",
+        by="exact, normal",
+        shows=ragged("n"),
+    ),
+    mutant(
+        "matmul_grad/value_left_out",
+        "returns the gradients without the value",
+        by="exact",
+        says="2 results, expected 3",
+    ),
+)
+
+
+SLICE = (
+    mutant(
+        "dynamic_slice/next_block", "takes the block after the right one", by="position, normal"
+    ),
+    mutant(
+        "dynamic_slice/axes_swapped",
+        "takes the start of each axis for the other's",
+        by="position",
+        shows=lambda p: moved(p) and p["start_m"] != p["start_n"],
+    ),
+    mutant(
+        "dynamic_slice/starts_ignored", "always takes the first block", by="position", shows=moved
+    ),
+    mutant(
+        "dynamic_slice/adds_zero",
+        "copies with arithmetic: -0 + 0 is 0",
+        by="special",
+        shows=lambda p: p["dtype"] != "int32",
+        hole="no distribution for data movement holds a negative zero",
+    ),
+    mutant(
+        "dynamic_slice/clamps",
+        "moves bad starts into range instead of raising",
+        by="negative",
+        says="accepted, but",
+    ),
+    mutant(
+        "dynamic_slice_blocked/divided_by_size",
+        "the guide's index: counts starts in slices, not in blocks",
+        by="position",
+        shows=lambda p: any(
+            p[f"start_{d}"] // p[f"size_{d}"] != p[f"start_{d}"] // p[f"b{d}"] for d in "mn"
+        ),
+    ),
+    mutant(
+        "dynamic_slice_blocked/blocks_transposed",
+        "walks the blocks of x by columns and those of the slice by rows",
+        by="position",
+        shows=lambda p: p["size_m"] > p["bm"] or p["size_n"] > p["bn"],
+    ),
+    mutant(
+        "dynamic_slice_unaligned/rounded_down",
+        "starts at the beginning of the block",
+        by="position",
+        shows=inside,
+    ),
+    mutant(
+        "dynamic_slice_unaligned/one_too_far",
+        "rotates by one element too many",
+        by="position",
+        shows=inside,
+    ),
+    mutant(
+        "dynamic_slice_unaligned/through_float32",
+        "rotates int32 as float32, which has 24 bits",
+        by="exact",
+        shows=lambda p: p["dtype"] == "int32",
+    ),
+    mutant(
+        "dynamic_slice_unaligned/own_neighbour",
+        "ends every block in the block it begins in",
+        by="position",
+        shows=inside,
+    ),
+    mutant(
+        "dynamic_slice_unaligned/neighbour_past_the_end",
+        "fetches a neighbour for an aligned start too, and so past the end of x",
+        by="position",
+        survives=HLO_MISSES,
+        shows=lambda p: any(
+            p[f"start_{d}"] % p[f"b{d}"] == 0 and p[f"start_{d}"] + p[f"size_{d}"] == p[d]
+            for d in "mn"
+        ),
+        says="(?s)^WRONG.*[Oo]ut.of.bounds",
+    ),
+)
+
+
+DSD = (
+    mutant(
+        "dsd/reads_past_the_indices",
+        "the guide's listing: the last step reads one past the end of indices_i",
+        by="exact",
+        survives=HLO_MISSES,
+        shows=stores,
+        says="(?s)^WRONG.*[Oo]ut.of.bounds",
+    ),
+    mutant(
+        "dsd/empty_rows_unwritten",
+        "without the alias nobody writes the rows that store nothing",
+        by="exact, normal",
+        shows=lambda p: p["pattern"] in ("gaps", "last") and p["m"] > p["bm"],
+    ),
+    mutant(
+        "dsd/rows_run_together",
+        "does not clear the accumulator where the row changes",
+        by="exact, normal",
+        shows=lambda p: stores(p) and p["m"] > p["bm"] and p["pattern"] not in ("last",),
+    ),
+    mutant(
+        "dsd/last_block_of_row_dropped",
+        "stores a row before its last block is added",
+        by="exact, normal",
+        shows=stores,
+    ),
+    mutant(
+        "dsd/y_by_step",
+        "takes the blocks of y in order, whatever their indices",
+        by="exact, position",
+        shows=full_rows,
+    ),
+    mutant(
+        "dsd/bfloat16_accumulator", "adds up in bfloat16", by="exact, position", shows=full_rows
+    ),
+    mutant(
+        "dsd/columns_put_in_order",
+        "takes the columns of a row as if they were stored in order",
+        by="exact",
+        shows=full_rows,
+        hole="the blocks of a row are always stored in order of their columns",
+    ),
+    mutant(
+        "dsd/parallel_blocks",
+        "lets several cores share the blocks of a row",
+        by="exact",
+        survives=HLO_MISSES,
+        shows=full_rows,
+        says="^WRONG",
+    ),
+    mutant(
+        "dsd/times_zeros",
+        "multiplies the zeros between the blocks too, and 0 * inf is NaN",
+        by="special",
+        shows=lambda p: p["pattern"] not in ("full",),
+    ),
+    mutant(
+        "dsd/takes_unsorted_rows", "does not ask whether block rows are in order", by="negative"
+    ),
+)
+
+
+MASK = (
+    mutant(
+        "masked_matmul/masks_compared_as_printed",
+        "the guide's sparsify_mask: str() of a large block shows dots, so unlike blocks look equal",
+        by="exact",
+        shows=lambda p: p["mask"] == "hole" and p["bm"] * p["bn"] > 1000 and several_tiles(p),
+    ),
+    mutant(
+        "masked_matmul/published_listing",
+        "the guide's sparsify_mask on a mask that its blocks do not divide",
+        by="exact",
+        shows=ragged("m", "n"),
+        says="^(REJECTED|WRONG)",
+    ),
+    mutant(
+        "masked_matmul/last_block_fetched",
+        "the guide's prefetch maps: after the last computed block they fetch the grid's last",
+        by="exact",
+        survives=HLO_MISSES,
+        shows=lambda p: p["mask"] == "trailing",
+        says="values are right, but .* blocks of x",
+    ),
+    mutant(
+        "masked_matmul/fetches_for_nothing",
+        "skips the arithmetic of empty blocks and fetches their operands all the same",
+        by="exact",
+        survives=HLO_MISSES,
+        shows=skips,
+        says="values are right, but .* blocks of [xy]",
+    ),
+    mutant(
+        "masked_matmul/times_mask",
+        "multiplies by the mask, and 0 * NaN is NaN",
+        by="special",
+        shows=lambda p: p["mask"] in ("causal", "local", "hole"),
+    ),
+    mutant(
+        "masked_matmul/first_mask_only",
+        "applies the same mask block everywhere",
+        by="exact, position",
+        shows=lambda p: p["mask"] in ("causal", "local", "hole") and several_tiles(p),
+    ),
+    mutant(
+        "masked_matmul/partial_blocks_kept",
+        "keeps all of a block that is true in part",
+        by="exact, normal",
+        shows=lambda p: p["mask"] in ("causal", "local", "hole"),
+    ),
+    mutant(
+        "masked_matmul/skipped_blocks_stale",
+        "stores the last computed block again where nothing was computed",
+        by="exact, normal",
+        shows=skips,
+    ),
+    mutant(
+        "masked_matmul/tail_kept",
+        "multiplies what the last block of k holds beyond the array",
+        by="exact",
+        shows=lambda p: ragged("k")(p) and p["mask"] not in ("none", "blocks"),
+    ),
+    mutant(
+        "masked_matmul/ones_only",
+        "keeps what has a 1 in the mask, not what has anything but 0",
+        by="exact",
+        shows=lambda p: p["mask_dtype"] != "bool" and p["mask"] in ("causal", "local", "all"),
+        hole="no mask holds anything but 0 and 1",
+    ),
+)
+
+MUTANTS = (*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK)

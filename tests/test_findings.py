@@ -1,0 +1,71 @@
+"""docs/findings.md: every script prints what the document says, under the installed jax.
+
+When one of these fails, a fault was repaired or changed its text: correct the document.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import jax
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from conformance import compiler
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
+SECTION = re.compile(r"^## (?P<title>[^\n]+)\n(?P<body>.*?)(?=^## |\Z)", re.M | re.S)
+BLOCK = re.compile(r"^```(?P<kind>\w+) ?(?P<versions>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
+CHECK = re.compile(r"Check failed: .*?(?= \(| *$)", re.M)
+
+
+def sections() -> dict[str, tuple[list[str], dict[str, str]]]:
+    """title -> (scripts, version specifier -> what they print)."""
+    found = {}
+    for section in SECTION.finditer(DOCUMENT.read_text()):
+        blocks = list(BLOCK.finditer(section["body"]))
+        scripts = [b["text"] for b in blocks if b["kind"] == "python"]
+        says = {b["versions"].removeprefix("jax"): b["text"] for b in blocks if b["kind"] == "text"}
+        found[section["title"]] = (scripts, says)
+    return found
+
+
+FINDINGS = sections()
+
+
+def expected(says: dict[str, str], version: str) -> list[str]:
+    """The outputs documented for a version of jax."""
+    return [t for v, t in says.items() if SpecifierSet(v).contains(version, prereleases=True)]
+
+
+@pytest.mark.skipif(compiler.availability() is not None, reason=str(compiler.availability()))
+@pytest.mark.parametrize("title", FINDINGS)
+def test_the_script_prints_what_the_document_says(title, python):
+    (script,), says = FINDINGS[title]
+    (text,) = expected(says, jax.__version__)
+    run = python("-c", script)
+    printed = run.stdout
+    if run.returncode < 0:
+        check = CHECK.search(run.stderr)
+        printed += f"{check[0] if check else run.stderr}\n{signal.Signals(-run.returncode).name}\n"
+    assert printed == text, run.stderr[-2000:]
+    assert run.returncode <= 0, run.stderr
+
+
+@pytest.mark.parametrize("title", FINDINGS)
+def test_every_version_has_exactly_one_output(title):
+    scripts, says = FINDINGS[title]
+    assert len(scripts) == 1
+    for version in ("0.10.2", "0.11.2", "0.12.0.1", "0.13.0.dev1"):
+        assert len(expected(says, version)) == 1, version
+
+
+def test_every_finding_is_in_the_table():
+    text = DOCUMENT.read_text()
+    rows = re.findall(r"^\| (\d+) \| \[[^\n]+\]\(#(\S+)\)", text, re.M)
+    anchors = [re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in FINDINGS]
+    assert [anchor for _, anchor in rows] == anchors
+    assert [n for n, _ in rows] == [t.partition(".")[0] for t in FINDINGS]
+    assert len(FINDINGS) >= 11
