@@ -57,9 +57,7 @@ def points(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def domain() -> st.SearchStrategy[dict[str, Any]]:
-    return points().filter(
-        lambda p: cdiv(p["m"], p["bm"]) * cdiv(p["n"], p["bn"]) <= MOST_STEPS
-    )
+    return points().filter(lambda p: cdiv(p["m"], p["bm"]) * cdiv(p["n"], p["bn"]) <= MOST_STEPS)
 
 
 def inputs(params: Params) -> tuple[str, ...]:

@@ -104,9 +104,7 @@ def make_prologue(params: Params, kind: str, rng: np.random.Generator) -> Arrays
     if squares:
         # k L^4 < 2^24 keeps sums of squared operands exact.
         most = min(16, int(((2**24 - 1) / params["k"]) ** 0.25))
-    return dot.operands(
-        kind, rng, params["m"], params["k"], params["n"], dtype, dtype, most=most
-    )
+    return dot.operands(kind, rng, params["m"], params["k"], params["n"], dtype, dtype, most=most)
 
 
 def reference_prologue(

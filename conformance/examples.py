@@ -240,5 +240,3 @@ def _kinds(case: Case, text: str, params: Params, inputs: str | None) -> tuple[s
     if inputs not in legal:
         raise ReplayError(f"--replay {text}: inputs {inputs!r} is not one of {', '.join(legal)}")
     return (inputs,)
-
-

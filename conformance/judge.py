@@ -186,9 +186,7 @@ def _shortened(message: str, limit: int = 1200) -> str:
     return message if len(message) <= limit else "... " + message[-limit:]
 
 
-def _of_values(
-    values: tuple[np.ndarray, ...], references: tuple[Reference, ...]
-) -> dict[str, Any]:
+def _of_values(values: tuple[np.ndarray, ...], references: tuple[Reference, ...]) -> dict[str, Any]:
     if len(values) != len(references):
         why = f"{len(values)} results, expected {len(references)}"
         return {"status": Status.WRONG, "phase": "run", "why": why, "ratio": None}

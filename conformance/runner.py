@@ -116,5 +116,3 @@ def _explain(death: ChildDied) -> str:
     checks = [line for line in lines if "Check failed" in line or "F0000" in line]
     last = (checks or lines or ["it printed nothing"])[-1].strip()
     return f"the process died ({_signal(death.returncode)}): {last}"
-
-

@@ -84,9 +84,7 @@ def explain(failed: list[Verdict], judged: int, command: str) -> str:
     """A message that is enough to reproduce the failures."""
     first = failed[0]
     where = first.mode if first.chip is None else f"{first.mode}@{first.chip}"
-    parts = [
-        f"{first.case}/{first.kernel} in {where}: {len(failed)} of {judged} examples failed"
-    ]
+    parts = [f"{first.case}/{first.kernel} in {where}: {len(failed)} of {judged} examples failed"]
     parts += [_one(v, command) for v in failed[:_SHOWN]]
     if len(failed) > _SHOWN:
         parts.append(f"... and {len(failed) - _SHOWN} more (all of them are in results.jsonl)")

@@ -39,9 +39,7 @@ MEANING: Mapping[Status, str] = {
 }
 
 GOOD = frozenset({Status.PASS, Status.COMPILED})
-BAD = frozenset(
-    {Status.WRONG, Status.REJECTED, Status.RESOURCE, Status.CRASH, Status.TIMEOUT}
-)
+BAD = frozenset({Status.WRONG, Status.REJECTED, Status.RESOURCE, Status.CRASH, Status.TIMEOUT})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,9 @@ WORD = 4  # bytes; a tile of narrower elements has more rows
 FIRST_WITH_PACKED_TILES = 4  # generation; before, HBM tiles have 8 rows whatever the dtype
 # From libtpu 0.0.50 on, which belongs to jax 0.12, tiles may be cut; before, that is error E2002.
 CUTS_PACKED_TILES = jax.__version_info__ >= (0, 12)
-FIRST_WITH_8_BIT_DOTS = 5  # generation; where the matrix unit lacks a type, the compiler converts it
+FIRST_WITH_8_BIT_DOTS = (
+    5  # generation; where the matrix unit lacks a type, the compiler converts it
+)
 
 
 def first_of(*limits: Limit) -> Limit:

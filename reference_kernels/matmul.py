@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .checks import FLOATS, check_matmul, fit_matmul_blocks, out_like
+from .checks import FLOATS, SUBLANES, check_matmul, fit_matmul_blocks, out_like
 
 
 def output_accumulator_kernel(x_ref: jax.Ref, y_ref: jax.Ref, o_ref: jax.Ref) -> None:
@@ -60,15 +60,15 @@ def output_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int)
 def zero_tail(block: jax.Array, axis: int, step: jax.Array, size: int) -> jax.Array:
     """`block`, the `step`th along `axis` of an array, with zeros beyond that array's `size`.
 
-    Costs nothing where blocks divide the array: the test is made while tracing. A single row of
-    a narrow type is selected from in 32 bits, since compilers for v5e and later refuse it
+    Costs nothing where blocks divide the array: the test is made while tracing. Few rows of a
+    narrow type are selected from in 32 bits, since compilers for v5e and later refuse up to four
     ("Sublane broadcast"); both casts are exact.
     """
     width = block.shape[axis]
     if size % width == 0:
         return block
     index = step * width + lax.broadcasted_iota(jnp.int32, block.shape, axis)
-    if block.shape[0] > 1:
+    if block.shape[0] >= SUBLANES:
         return jnp.where(index < size, block, jnp.zeros_like(block))
     wide = jnp.float32 if jnp.issubdtype(block.dtype, jnp.floating) else jnp.int32
     return jnp.where(index < size, block.astype(wide), 0).astype(block.dtype)

@@ -433,9 +433,7 @@ def cut_off(x: jax.Array) -> jax.Array:
 
 
 MATMUL = (
-    kernel("matmul_f32/cleared_under_wrong_axis", dense(in_place=True, clear=lambda at: at.j == 0)),
     kernel("matmul_f32/reduction_axis_first", dense(in_place=True, order="kij")),
-    kernel("matmul_f32/parallel_reduction", dense(in_place=True, parallel="ijk")),
     kernel("matmul_f32/y_blocks_swapped", dense(in_place=True, y_map=lambda i, j, k: (j, k))),
     kernel(
         "matmul_f32/bfloat16_operands",
@@ -457,10 +455,6 @@ MATMUL = (
     kernel(
         "matmul_transpose_rhs/square_forgotten",
         lambda x, y, **blocks: dense(transposed=y.shape[0] != y.shape[1])(x, y, **blocks),
-    ),
-    kernel(
-        "matmul_transpose_rhs/y_blocks_swapped",
-        dense(transposed=True, y_map=lambda i, j, k: (k, j)),
     ),
     kernel(
         "matmul_transpose_rhs/tail_of_other_axis",
@@ -521,14 +515,9 @@ FUSED = (
     ),
     kernel("matmul_template/identity_only", dense(transposed=True)),
     kernel(
-        "matmul_template/activation_of_terms",
-        dense(transposed=True, add=lambda acc, term, at, options: acc + act(term, options)),
-    ),
-    kernel(
         "matmul_prologue/functions_swapped",
         dense(before=lambda x, y, o: (applied(o["g"], x), applied(o["f"], y))),
     ),
-    kernel("matmul_prologue/after_the_product", dense(after=lambda acc, o: FUNCTIONS[o["f"]](acc))),
     kernel(
         "matmul_prologue/bfloat16_functions",
         dense(
@@ -549,19 +538,10 @@ def int8(**changed: Any) -> Fn:
 
 
 INT8 = (
-    kernel("matmul_int8/int8_accumulator", int8(accumulator=jnp.int8)),
     kernel("matmul_int8/int16_accumulator", int8(accumulator=jnp.int16)),
     kernel(
         "matmul_int8/no_preferred_type",
         int8(product=lambda x, y, axis, acc: dot(x, y, axis, None).astype(acc)),
-    ),
-    kernel(
-        "matmul_int8/bfloat16_terms",
-        int8(
-            product=lambda x, y, axis, acc: dot(
-                x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), axis, jnp.bfloat16
-            ).astype(acc)
-        ),
     ),
     kernel(
         "matmul_int8/without_the_least",
@@ -608,7 +588,6 @@ GRAD = (
     kernel("matmul_grad/scaled", gradients(dy=lambda x, y, dz: (x, dz * 2))),
     kernel("matmul_grad/cotangent_ignored", gradients(dx=lambda x, y, dz: (jnp.ones_like(dz), y))),
     kernel("matmul_grad/tail_of_n_kept", gradients(tail=kept)),
-    kernel("matmul_grad/value_left_out", gradients(results=lambda z, dx, dy: (dx, dy))),
 )
 
 
@@ -732,7 +711,6 @@ SLICE = (
         "dynamic_slice_blocked/blocks_transposed",
         sliced(x_map=lambda i, j, first: (first[0] + j, first[1] + i)),
     ),
-    kernel("dynamic_slice_unaligned/rounded_down", joined(offset=lambda starts, block: starts * 0)),
     kernel(
         "dynamic_slice_unaligned/one_too_far",
         joined(offset=lambda starts, block: jnp.where(starts % block > 0, starts % block + 1, 0)),
@@ -836,7 +814,6 @@ DSD = (
         "dsd/last_block_of_row_dropped",
         sparse(add=lambda acc, term, ends: jnp.where(ends, acc, acc + term)),
     ),
-    kernel("dsd/y_by_step", sparse(y_map=lambda j, step, rows, cols: (step, j))),
     kernel("dsd/bfloat16_accumulator", sparse(accumulator=jnp.bfloat16)),
     kernel("dsd/columns_put_in_order", sparse(), prepare=sorted_columns),
     kernel("dsd/parallel_blocks", sparse(parallel="jk")),
@@ -998,7 +975,6 @@ MASK = (
         masked(clear=lambda step, computed: (step == 0) & computed),
         prepare=MASKED.prepare,
     ),
-    kernel("masked_matmul/tail_kept", masked(tail=kept), prepare=MASKED.prepare),
     kernel("masked_matmul/ones_only", masked(), prepare=ones_only),
 )
 

@@ -1,9 +1,9 @@
 """Makes the generated parts of the documentation.
 
-    python tools/docs.py cases      docs/cases.md, from the cases and the reference kernels
-    python tools/docs.py support    docs/support.md, from a run of `pytest --mode aot --chip all`
-    python tools/docs.py speed      docs/speed.md, from timed runs (tools/measure.py); long
-    python tools/docs.py readme     puts docs/support.md and docs/speed.md into README.md
+python tools/docs.py cases      docs/cases.md, from the cases and the reference kernels
+python tools/docs.py support    docs/support.md, from a run of `pytest --mode aot --chip all`
+python tools/docs.py speed      docs/speed.md, from timed runs (tools/measure.py); long
+python tools/docs.py readme     puts docs/support.md and docs/speed.md into README.md
 """
 
 from __future__ import annotations
