@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 
 from conformance.case import TIERS, Case, Example, Params
 from conformance.loading import check_params
+from conformance.strategies import rng_of
 
 # Generated points for each tier; pinned rows come first and do not count.
 GENERATED = {"smoke": 2, "ci": 10, "full": 60}
-# Draws from which the points of a run are chosen.
+# Draws from which the points of a run are chosen; some are refused by the domain's filters.
 _POOL = 120
+_BYTES = 512  # for each draw, more than any domain uses
 # Seeds for each point and distribution: a new seed costs no compile.
 SEEDS = {"smoke": 1, "ci": 1, "full": 4}
 _SEED_STRIDE = 1000  # between the seeds of a point; the first does not depend on the tier
@@ -109,26 +109,24 @@ def _gain(case: Case, point: Params, seen: set[tuple[str, Any]]) -> int:
 
 
 def _draw(case: Case, tries: int) -> list[Params]:
-    """Distinct points among so many draws; hypothesis repeats itself in small domains."""
+    """Distinct points among so many draws.
+
+    From bytes of a seeded generator, through `fuzz_one_input`: hypothesis' own generator mixes
+    in constants that it finds in the modules loaded at the time, so that it would draw other
+    examples for another subject, or in another worker.
+    """
     found: dict[str, Params] = {}
 
-    @hypothesis.seed(0)
-    @settings(
-        max_examples=tries,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(case.domain())
     def collect(params: dict[str, Any]) -> None:
         ordered = {name: params[name] for name in case.params}
         check_params(case, ordered)
         found.setdefault(repr(ordered), ordered)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hypothesis.errors.NonInteractiveExampleWarning)
-        collect()
+    rng = rng_of(0)
+    for _ in range(tries):
+        collect.hypothesis.fuzz_one_input(rng.bytes(_BYTES))
     return list(found.values())
 
 

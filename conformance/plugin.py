@@ -128,7 +128,7 @@ def _check_root(config: pytest.Config) -> None:
     checkout = Path(__file__).resolve().parent.parent
     in_checkout = config.invocation_params.dir.resolve().is_relative_to(checkout)
     is_checkout = (checkout / "pytest.ini").is_file() and (checkout / "conftest.py").is_file()
-    if not (is_checkout and in_checkout) or config.inipath is not None:
+    if not (is_checkout and in_checkout) or config.inipath == checkout / "pytest.ini":
         return
     for option, value in itertools.pairwise(config.invocation_params.args):
         if option in _PATH_OPTIONS and Path(value.partition(":")[0]).exists():

@@ -1083,13 +1083,11 @@ def no_kernel(x: jax.Array, y: jax.Array) -> jax.Array:
 CONTROLS = (
     kernel("add/copied", copied()),
     kernel("sum/at_once", at_once),
-    kernel("sum_narrow/at_once", at_once),
     kernel("matmul/reversed_k", reversed_k),
     kernel("matmul/columns_first", dense(order="jik")),
     kernel("matmul/whole", whole),
     kernel("matmul/inner_loop", inner_loop),
     kernel("matmul/two_halves", two_halves),
-    kernel("matmul_f32/scratch", dense()),
     kernel(
         "matmul_transpose_rhs/transposed_outside", lambda x, y, **blocks: dense()(x, y.T, **blocks)
     ),
@@ -1099,7 +1097,6 @@ CONTROLS = (
     kernel("matmul_int8/float32_accumulator", int8(accumulator=jnp.float32)),
     kernel("matmul_grad/three_kernels", gradients()),
     kernel("dynamic_slice/unchecked", sliced()),
-    kernel("dynamic_slice_blocked/unchecked", sliced()),
     kernel("dynamic_slice_unaligned/joined", joined()),
     kernel("dsd/sequential", sparse()),
     kernel("masked_matmul/select_after", select_after),
