@@ -91,6 +91,7 @@ def make(params: Params, kind: str, rng: np.random.Generator) -> Arrays:
     """indices_i, indices_k int32[nnz], blocks (nnz, bm, bk), y (k, n)."""
     dtype = params["dtype"]
     i, k = np.nonzero(stored(params))
+    k = k[np.lexsort((rng.permutation(len(k)), i))]  # in a row, blocks come in any order
     shape = (len(i), params["bm"], params["bk"])
     limit = probe_limit(params["k"], dtype, dtype)
     dense = (params["k"], params["n"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
@@ -97,10 +98,10 @@ def elements(kind: str, shape: tuple[int, ...], dtype: str, rng: np.random.Gener
 
 
 def _with_specials(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`values` with about one NaN, +inf and -inf in each 16 elements, at least one of each."""
+    """`values` with about one -0, NaN, +inf and -inf in each 16 elements, at least one each."""
     flat = values.reshape(-1).copy()
     count = max(1, flat.size // 16)
-    for special in (np.nan, np.inf, -np.inf):
+    for special in (-0.0, np.nan, np.inf, -np.inf):
         flat[rng.integers(0, flat.size, size=count)] = special
     return flat.reshape(values.shape)
 
@@ -142,10 +143,10 @@ def operand(
         other one (flip=False) repeats itself nearly, so that the two halves cancel.
     """
     target = dtype_of(dtype)
-    if kind == "exact" or not is_float(target):
-        return integers(rng, shape, limit).astype(target)
     if kind == "position":
         return _position(shape, limit).astype(target)
+    if kind == "exact" or not is_float(target):
+        return _probes(rng, shape, limit, target)
     values = rng.standard_normal(shape) * scale
     if kind == "cancel":
         values = _halves(values, axis, flip, rng)
@@ -154,6 +155,16 @@ def operand(
         across[1 - axis] = shape[1 - axis]
         values *= 2.0 ** rng.integers(-8, 8, size=across, endpoint=True)
     return values.astype(np.float32).astype(target)
+
+
+def _probes(
+    rng: np.random.Generator, shape: tuple[int, ...], limit: int, target: np.dtype
+) -> np.ndarray:
+    """Integers up to `limit`; where that is all of an integer type, its least number too."""
+    probes = integers(rng, shape, limit)
+    if not is_float(target) and limit == ml_dtypes.iinfo(target).max:
+        probes = np.where(probes == -limit, ml_dtypes.iinfo(target).min, probes)
+    return probes.astype(target)
 
 
 def _position(shape: tuple[int, int], limit: int) -> np.ndarray:

@@ -47,6 +47,11 @@ def widen(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32 if is_float(x.dtype) else jnp.int32)
 
 
+def to_bfloat16(x: jax.Array) -> jax.Array:
+    """Floats rounded to bfloat16, in 32 bits: XLA may leave out a pair of casts, but not this."""
+    return lax.reduce_precision(widen(x), 8, 7) if is_float(x.dtype) else widen(x)
+
+
 def tiles(
     op: Fn = lambda x, y, dtype: (widen(x) + widen(y)).astype(dtype),
     *,
@@ -198,13 +203,7 @@ ADD = (
     kernel("add/saturates", tiles(saturated)),
     kernel(
         "add/bfloat16_operands",
-        tiles(
-            lambda x, y, dtype: (
-                (widen(x).astype(jnp.bfloat16) + widen(y).astype(jnp.bfloat16)).astype(dtype)
-                if dtype == jnp.float32
-                else (widen(x) + widen(y)).astype(dtype)
-            )
-        ),
+        tiles(lambda x, y, dtype: (to_bfloat16(x) + to_bfloat16(y)).astype(dtype)),
     ),
     kernel("add/y_blocks_swapped", tiles(y_map=lambda i, j: (j, i))),
     kernel("add/last_blocks_missing", tiles(blocks=lambda size, block: size // block)),
@@ -437,13 +436,13 @@ MATMUL = (
     kernel("matmul_f32/y_blocks_swapped", dense(in_place=True, y_map=lambda i, j, k: (j, k))),
     kernel(
         "matmul_f32/bfloat16_operands",
-        dense(before=lambda x, y, _: (x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))),
+        dense(before=lambda x, y, _: (to_bfloat16(x), to_bfloat16(y))),
     ),
     kernel("matmul_f32/block_scaled", dense(before=lambda x, y, _: (sixteen_bits(x), y))),
     kernel("matmul/bfloat16_accumulator", dense(accumulator=jnp.bfloat16)),
     kernel(
         "matmul/bfloat16_terms",
-        dense(product=lambda x, y, axis, acc: dot(x, y, axis, jnp.bfloat16).astype(acc)),
+        dense(product=lambda *operands: to_bfloat16(dot(*operands))),
     ),
     kernel("matmul/tail_kept", dense(x_tail=kept, y_tail=kept)),
     kernel("matmul/tail_times_zero", dense(x_tail=tail_times_zero, y_tail=tail_times_zero)),
@@ -507,7 +506,7 @@ FUSED = (
     ),
     kernel(
         "matmul_activation/rounded_first",
-        dense(after=lambda acc, options: act(acc.astype(jnp.bfloat16), options)),
+        dense(after=lambda acc, options: act(to_bfloat16(acc), options)),
     ),
     kernel(
         "matmul_activation/erf_gelu",
@@ -520,12 +519,7 @@ FUSED = (
     ),
     kernel(
         "matmul_prologue/bfloat16_functions",
-        dense(
-            before=lambda x, y, o: tuple(
-                FUNCTIONS[o[name]](a.astype(jnp.bfloat16)).astype(a.dtype)
-                for name, a in (("f", x), ("g", y))
-            )
-        ),
+        dense(before=lambda x, y, options: fused(to_bfloat16(x), to_bfloat16(y), options)),
     ),
 )
 
@@ -939,15 +933,15 @@ OPERANDS = ("x", "y", "mask")
 
 
 MASK = (
-    kernel("masked_matmul/masks_compared_as_printed", MASKED.prefetch_maps, prepare=sparsified()),
+    kernel("masked_matmul/masks_compared_as_printed", masked(), prepare=sparsified()),
     kernel(
         "masked_matmul/published_listing",
-        MASKED.prefetch_maps,
+        masked(),
         prepare=sparsified(key=np.ndarray.tobytes, padded=False),
     ),
     kernel(
         "masked_matmul/last_block_fetched",
-        MASKED.prefetch_maps,
+        masked(),
         prepare=sparsified(key=np.ndarray.tobytes),
         operands=OPERANDS,
     ),
