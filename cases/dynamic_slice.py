@@ -117,10 +117,12 @@ def negatives(point: dict[str, Any], step_name: str | None) -> tuple[Negative, .
             arrays=lambda p: (x_of(p), np.array(starts, np.int32)),
         )
 
-    m, size = point["m"], point["size_m"]
+    m, size, n, width = point["m"], point["size_m"], point["n"], point["size_n"]
     found = [
         starting("start-negative", (-size, 0), rf"starts\[0\].*-{size}"),
         starting("start-past-the-end", (m, 0), rf"starts\[0\] \+ size_m.*{m}.*{m + size}"),
+        starting("column-negative", (0, -width), rf"starts\[1\].*-{width}"),
+        starting("column-past-the-end", (0, n), rf"starts\[1\] \+ size_n.*{n}.*{n + width}"),
         Negative(
             name="size-misaligned",
             params={**point, "size_m": 12},

@@ -64,7 +64,17 @@ def make(params: Params, kind: str, rng: np.random.Generator) -> Arrays:
     x, y = dot.operands("normal" if kind == "special" else kind, rng, m, k, n, dtype, dtype)
     if kind == "special":
         x = specials(x, rng)
-    return x, y, mask_of(params).astype(params["mask_dtype"])
+    return x, y, stored_mask(params)
+
+
+def stored_mask(params: Params) -> np.ndarray:
+    """The mask in its dtype. True is whatever is not 0: other numbers than 1 stand for it too."""
+    mask = mask_of(params)
+    if params["mask_dtype"] == "bool":
+        return mask
+    i, j = np.indices(mask.shape)
+    values = np.array([1, 2, -1, 1, 0.5 if params["mask_dtype"] == "float32" else 256])
+    return np.where(mask, values[(i + j) % len(values)], 0).astype(params["mask_dtype"])
 
 
 def specials(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:

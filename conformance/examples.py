@@ -12,7 +12,7 @@ from conformance.loading import check_params
 from conformance.strategies import rng_of
 
 # Generated points for each tier; pinned rows come first and do not count.
-GENERATED = {"smoke": 2, "ci": 10, "full": 60}
+GENERATED = {"smoke": 2, "ci": 8, "full": 60}
 # Draws from which the points of a run are chosen; some are refused by the domain's filters.
 _POOL = 120
 _BYTES = 512  # for each draw, more than any domain uses
@@ -88,10 +88,12 @@ def _drawn(case: Case, tries: int) -> list[Params]:
 def _spread(case: Case, points: list[Params]) -> list[Params]:
     """The points in an order in which the first few show as many parameter values as possible.
 
-    Greedy: next comes the point with most values not seen yet, a dtype or a contract option
-    counting as much as two lengths. A run affords few points, and each should earn its place.
+    Greedy: next comes the point with most values that neither its predecessors nor the pinned
+    examples show, a dtype or a contract option counting as much as two lengths. A run affords
+    few points, and each should earn its place.
     """
-    left, ordered, seen = list(points), [], set[tuple[str, Any]]()
+    left, ordered = list(points), []
+    seen = {item for row in case.rows if row["tier"] != "full" for item in row["params"].items()}
     while left:
         gains = [_gain(case, point, seen) for point in left]
         if not any(gains) and seen:
