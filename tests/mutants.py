@@ -8,7 +8,7 @@ right kernel of one pattern, of which a mutant changes one part.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +44,7 @@ def is_float(dtype: Any) -> bool:
 
 
 def widen(x: jax.Array) -> jax.Array:
+    """x as float32 or int32."""
     return x.astype(jnp.float32 if is_float(x.dtype) else jnp.int32)
 
 
@@ -84,6 +85,7 @@ def tiles(
 
 
 def towards_zero(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
+    """The sum, rounded down in magnitude."""
     exact = widen(x) + widen(y)
     near = exact.astype(dtype)
     if not is_float(dtype) or near.dtype == exact.dtype:
@@ -94,6 +96,7 @@ def towards_zero(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
 
 
 def saturated(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
+    """The sum, held between a narrow integer's limits."""
     exact = widen(x) + widen(y)
     if is_float(dtype) or jnp.dtype(dtype).itemsize == 4:
         return exact.astype(dtype)
@@ -179,12 +182,14 @@ BUILT = pl.pallas_call(plain_body, out_shape=jax.ShapeDtypeStruct(LARGEST, jnp.f
 
 
 def built_at_import(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x + y by a call that was built when this file was loaded."""
     padding = [(0, most - size) for most, size in zip(LARGEST, x.shape, strict=True)]
     padded = [jnp.pad(a.astype(jnp.float32), padding) for a in (x, y)]
     return BUILT(*padded)[: x.shape[0], : x.shape[1]].astype(x.dtype)
 
 
 def raises(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Gives up while it is traced."""
     raise NotImplementedError("no vector layout for this kernel")
 
 
@@ -233,18 +238,20 @@ class At(NamedTuple):
     last: Any
 
 
-def in_order(order: str, names: str, mapping: Fn) -> Fn:
-    """An index map over a grid whose axes stand in another order than the map's arguments."""
-    return lambda *point: mapping(*(point[order.index(name)] for name in names))
+def in_order(order: str, mapping: Fn) -> Fn:
+    """The index map of a grid whose axes stand in `order`, for a `mapping` of i, j and k."""
+    return lambda *point: mapping(*(point[order.index(axis)] for axis in "ijk"))
 
 
 def semantics(order: str, parallel: str) -> Any:
+    """Compiler parameters of a grid with axes `order`, some of them parallel."""
     return pltpu.CompilerParams(
         dimension_semantics=tuple("parallel" if a in parallel else "arbitrary" for a in order)
     )
 
 
 def wide(dtype: Any) -> Any:
+    """The 32-bit type in which a dtype is summed."""
     return jnp.dtype(
         {"bfloat16": "float32", "int8": "int32", "int16": "int32"}.get(dtype.name, dtype)
     )
@@ -258,7 +265,6 @@ def summed(
     clear: Fn = lambda at: at.k == 0,
     add: Fn = lambda acc, x, at: acc + x,
     cast: Fn = lambda x, dtype: x.astype(dtype),
-    terms: Fn = lambda b: b,
 ) -> Fn:
     """x (b, m, n) summed over b: in the output block if it has the accumulator's dtype."""
 
@@ -266,7 +272,7 @@ def summed(
         b, m, n = x.shape
         out = x.dtype if is_float(x.dtype) else wide(x.dtype)
         acc = accumulator(x.dtype)
-        sizes = {"i": pl.cdiv(m, bm), "j": pl.cdiv(n, bn), "k": max(1, terms(b))}
+        sizes = {"i": pl.cdiv(m, bm), "j": pl.cdiv(n, bn), "k": b}
 
         def body(x_ref: Any, o_ref: Any, acc_ref: Any) -> None:
             at = At(*(pl.program_id(order.index(a)) for a in "ijk"), sizes["k"] - 1)
@@ -285,10 +291,8 @@ def summed(
         return pl.pallas_call(
             body,
             grid=tuple(sizes[a] for a in order),
-            in_specs=[
-                pl.BlockSpec((None, bm, bn), in_order(order, "ijk", lambda i, j, k: (k, i, j)))
-            ],
-            out_specs=pl.BlockSpec((bm, bn), in_order(order, "ijk", lambda i, j, k: (i, j))),
+            in_specs=[pl.BlockSpec((None, bm, bn), in_order(order, lambda i, j, k: (k, i, j)))],
+            out_specs=pl.BlockSpec((bm, bn), in_order(order, lambda i, j, k: (i, j))),
             out_shape=jax.ShapeDtypeStruct((m, n), out),
             scratch_shapes=[pltpu.VMEM((bm, bn), acc)],
             compiler_params=semantics(order, parallel),
@@ -299,6 +303,7 @@ def summed(
 
 SUM = (
     kernel("sum/naive", summed(clear=lambda at: at.k < 0)),
+    kernel("sum/naive_int32", summed(clear=lambda at: at.k < 0)),
     kernel("sum/cleared_at_second_step", summed(clear=lambda at: at.k == 1)),
     kernel("sum/cleared_under_wrong_axis", summed(clear=lambda at: at.i == 0)),
     kernel("sum/reduction_axis_first", summed(order="kij")),
@@ -339,12 +344,20 @@ def zero_tail(block: jax.Array, axis: int, step: Any, size: int) -> jax.Array:
 
 
 def kept(block: jax.Array, axis: int, step: Any, size: int) -> jax.Array:
+    """`block` with whatever it holds beyond the array."""
     return block
 
 
 def tail_times_zero(block: jax.Array, axis: int, step: Any, size: int) -> jax.Array:
+    """`block` times 1 inside the array and 0 beyond."""
     index = step * block.shape[axis] + lax.broadcasted_iota(jnp.int32, block.shape, axis)
     return block * (index < size).astype(block.dtype)
+
+
+def tail_by_bfloat16(block: jax.Array, axis: int, step: Any, size: int) -> jax.Array:
+    """`zero_tail` with indices in bfloat16."""
+    index = step * block.shape[axis] + lax.broadcasted_iota(jnp.int32, block.shape, axis)
+    return jnp.where(to_bfloat16(index.astype(jnp.float32)) < size, block, jnp.zeros_like(block))
 
 
 def dot(x: jax.Array, y: jax.Array, axis: int, acc: Any) -> jax.Array:
@@ -359,11 +372,9 @@ def dense(
     accumulator: Any = jnp.float32,
     in_place: bool = False,
     order: str = "ijk",
-    parallel: str = "",
     k_blocks: Fn = pl.cdiv,
     x_map: Fn = lambda i, j, k: (i, k),
     y_map: Fn | None = None,
-    o_map: Fn = lambda i, j, k: (i, j),
     clear: Fn = lambda at: at.k == 0,
     x_tail: Fn = zero_tail,
     y_tail: Fn = zero_tail,
@@ -378,8 +389,7 @@ def dense(
     `options` are the case's own: an activation, or functions of the operands.
     """
     y_axis = 1 if transposed else 0
-    named = "jk" if transposed else "kj"
-    y_index = y_map or (lambda i, j, k: tuple({"j": j, "k": k}[a] for a in named))
+    right_map = (lambda i, j, k: (j, k)) if transposed else (lambda i, j, k: (k, j))
 
     def fn(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int, **options: str) -> jax.Array:
         (m, k), n = x.shape, y.shape[1 - y_axis]
@@ -408,19 +418,53 @@ def dense(
             body,
             grid=tuple(counts[a] for a in order),
             in_specs=[
-                pl.BlockSpec((bm, bk), in_order(order, "ijk", x_map)),
-                pl.BlockSpec(y_block, in_order(order, "ijk", y_index)),
+                pl.BlockSpec((bm, bk), in_order(order, x_map)),
+                pl.BlockSpec(y_block, in_order(order, y_map or right_map)),
             ],
-            out_specs=pl.BlockSpec((bm, bn), in_order(order, "ijk", o_map)),
+            out_specs=pl.BlockSpec((bm, bn), in_order(order, lambda i, j, k: (i, j))),
             out_shape=jax.ShapeDtypeStruct((m, n), out or x.dtype),
             scratch_shapes=() if in_place else (pltpu.VMEM((bm, bn), accumulator),),
-            compiler_params=semantics(order, parallel),
         )(x, y)
 
     return fn
 
 
+def inner_loop(*, chunk: Fn) -> Fn:
+    """A grid over the result only; the steps of k are a loop inside the kernel."""
+
+    def fn(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
+        (m, k), n = x.shape, y.shape[1]
+        width = chunk(k, bk)
+
+        def body(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
+            def step(number: Any, acc: jax.Array) -> jax.Array:
+                at = pl.ds(number * width, width)
+                return acc + dot(x_ref[:, at], y_ref[at, :], 0, jnp.float32)
+
+            zeros = jnp.zeros((bm, bn), jnp.float32)
+            o_ref[...] = lax.fori_loop(0, pl.cdiv(k, width), step, zeros).astype(o_ref.dtype)
+
+        return pl.pallas_call(
+            body,
+            grid=(pl.cdiv(m, bm), pl.cdiv(n, bn)),
+            in_specs=[
+                pl.BlockSpec((bm, k), lambda i, j: (i, 0)),
+                pl.BlockSpec((k, bn), lambda i, j: (0, j)),
+            ],
+            out_specs=pl.BlockSpec((bm, bn), lambda i, j: (i, j)),
+            out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        )(x, y)
+
+    return fn
+
+
+def refuses_without_reason(x: jax.Array, y: jax.Array, **blocks: int) -> jax.Array:
+    """Right to refuse, but of no help."""
+    raise ValueError("bad input")
+
+
 def sixteen_bits(x: jax.Array) -> jax.Array:
+    """x as 16-bit multiples of one scale, which its largest element sets."""
     scale = jnp.maximum(jnp.max(jnp.abs(jnp.where(jnp.isnan(x), 0, x))), 1e-30) / 2**15
     return jnp.round(x / scale) * scale
 
@@ -447,10 +491,16 @@ MATMUL = (
     kernel("matmul/tail_kept", dense(x_tail=kept, y_tail=kept)),
     kernel("matmul/tail_times_zero", dense(x_tail=tail_times_zero, y_tail=tail_times_zero)),
     kernel("matmul/tail_of_x_only", dense(y_tail=kept)),
+    kernel(
+        "matmul/tail_by_bfloat16",
+        dense(x_tail=tail_by_bfloat16, y_tail=tail_by_bfloat16),
+    ),
+    kernel("matmul/loop_overshoots", inner_loop(chunk=lambda k, bk: min(k, bk))),
     kernel("matmul/tail_dropped", dense(k_blocks=lambda k, bk: k // bk)),
     kernel("matmul/stored_at_first_step", dense(store=lambda at: at.k == 0)),
     kernel("matmul/cut_off", dense(after=lambda acc, _: cut_off(acc))),
     kernel("matmul/checks_nothing", dense(), checks_inputs=True),
+    kernel("matmul/unhelpful_message", refuses_without_reason, checks_inputs=True),
     kernel(
         "matmul_transpose_rhs/square_forgotten",
         lambda x, y, **blocks: dense(transposed=y.shape[0] != y.shape[1])(x, y, **blocks),
@@ -476,14 +526,17 @@ FUNCTIONS: dict[str, Fn] = {
 
 
 def act(acc: jax.Array, options: Any) -> jax.Array:
+    """The example's activation."""
     return FUNCTIONS[options["activation"]](acc)
 
 
 def applied(name: str, block: jax.Array) -> jax.Array:
+    """A function of a block, in float32, rounded to the block's dtype."""
     return FUNCTIONS[name](block.astype(jnp.float32)).astype(block.dtype)
 
 
 def fused(x: jax.Array, y: jax.Array, options: Any) -> tuple[jax.Array, jax.Array]:
+    """f of a block of x and g of a block of y."""
     return applied(options["f"], x), applied(options["g"], y)
 
 
@@ -528,6 +581,7 @@ FUSED = (
 
 
 def int8(**changed: Any) -> Fn:
+    """`dense` for int8 operands and int32 results."""
     return dense(out="int32", **({"accumulator": jnp.int32} | changed))
 
 
@@ -551,20 +605,17 @@ def gradients(
     *,
     dx: Fn = lambda x, y, dz: (dz, y),
     dy: Fn = lambda x, y, dz: (x, dz),
-    results: Fn = lambda z, dx, dy: (z, dx, dy),
     tail: Fn = zero_tail,
 ) -> Fn:
     """x @ y, dz @ y.T and x.T @ dz; `dx` and `dy` say what is multiplied."""
 
     def fn(x: Any, y: Any, dz: Any, *, bm: int, bk: int, bn: int) -> tuple[jax.Array, ...]:
-        z = dense()(x, y, bm=bm, bk=bk, bn=bn)
         by_n = dense(transposed=True, x_tail=tail, y_tail=tail)
-        by_m = dense()
         left, right = dy(x, y, dz)
-        return results(
-            z,
+        return (
+            dense()(x, y, bm=bm, bk=bk, bn=bn),
             by_n(*dx(x, y, dz), bm=bm, bk=bn, bn=bk),
-            by_m(left.T, right, bm=bk, bk=bm, bn=bn),
+            dense()(left.T, right, bm=bk, bk=bm, bn=bn),
         )
 
     return fn
@@ -590,6 +641,12 @@ GRAD = (
 SLICES = reference("dynamic_slice")
 
 
+def extents(options: Mapping[str, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The sizes of a slice and of its blocks, which default to the slice."""
+    sizes = (options["size_m"], options["size_n"])
+    return sizes, (options.get("bm", sizes[0]), options.get("bn", sizes[1]))
+
+
 def sliced(
     *,
     copy: Fn = lambda x: x,
@@ -598,16 +655,8 @@ def sliced(
 ) -> Fn:
     """A slice of x by blocks, whose starts are multiples of a block."""
 
-    def fn(
-        x: Any,
-        starts: Any,
-        *,
-        size_m: int,
-        size_n: int,
-        bm: int | None = None,
-        bn: int | None = None,
-    ) -> jax.Array:
-        sizes, blocks = (size_m, size_n), (bm or size_m, bn or size_n)
+    def fn(x: Any, starts: Any, **options: int) -> jax.Array:
+        sizes, blocks = extents(options)
 
         def body(first_ref: Any, x_ref: Any, o_ref: Any) -> None:
             o_ref[...] = copy(x_ref[...])
@@ -636,27 +685,18 @@ def join(first: jax.Array, last: jax.Array, offset: Any, axis: int) -> jax.Array
 
 def joined(
     *,
-    wide: Fn = wide,
+    through: Fn = wide,
     offset: Fn = lambda starts, block: starts % block,
     last: Fn = lambda starts, block: (starts + block - 1) // block,
-    join: Fn = join,
 ) -> Fn:
     """A slice of x at any start: each block of it from the four that it overlaps."""
 
-    def fn(
-        x: Any,
-        starts: Any,
-        *,
-        size_m: int,
-        size_n: int,
-        bm: int | None = None,
-        bn: int | None = None,
-    ) -> jax.Array:
-        sizes, blocks = (size_m, size_n), (bm or size_m, bn or size_n)
+    def fn(x: Any, starts: Any, **options: int) -> jax.Array:
+        sizes, blocks = extents(options)
 
         def body(a: Any, b: Any, at: Any, *refs: Any) -> None:
             o_ref = refs[-1]
-            corners = [ref[...].astype(wide(ref.dtype)) for ref in refs[:-1]]
+            corners = [ref[...].astype(through(ref.dtype)) for ref in refs[:-1]]
             left = join(corners[0], corners[2], at[0], 0)
             right = join(corners[1], corners[3], at[0], 0)
             o_ref[...] = join(left, right, at[1], 1).astype(o_ref.dtype)
@@ -681,6 +721,12 @@ def joined(
     return fn
 
 
+def rows_checked(x: Any, starts: Any, **sizes: int) -> tuple[Any, jax.Array]:
+    """(err, slice), where err knows nothing of the second axis."""
+    err, _ = SLICES.block_aligned(x, starts.at[1].set(0), **sizes)
+    return err, SLICES.block_aligned(x, starts, **sizes)[1]
+
+
 SLICE = (
     kernel(
         "dynamic_slice/next_block", sliced(first=lambda starts, sizes, blocks: starts // blocks + 1)
@@ -698,6 +744,12 @@ SLICE = (
         checks_inputs=True,
     ),
     kernel(
+        "dynamic_slice/columns_unchecked",
+        rows_checked,
+        finish=SLICES.finish,
+        checks_inputs=True,
+    ),
+    kernel(
         "dynamic_slice_blocked/divided_by_size",
         sliced(first=lambda starts, sizes, blocks: starts // sizes),
     ),
@@ -709,7 +761,7 @@ SLICE = (
         "dynamic_slice_unaligned/one_too_far",
         joined(offset=lambda starts, block: jnp.where(starts % block > 0, starts % block + 1, 0)),
     ),
-    kernel("dynamic_slice_unaligned/through_float32", joined(wide=lambda dtype: jnp.float32)),
+    kernel("dynamic_slice_unaligned/through_float32", joined(through=lambda dtype: jnp.float32)),
     kernel(
         "dynamic_slice_unaligned/own_neighbour", joined(last=lambda starts, block: starts // block)
     ),
@@ -729,8 +781,7 @@ def sparse(
     *,
     clear: Fn = lambda rows, step, last: rows[step] != rows[jnp.maximum(step - 1, 0)],
     store: Fn = lambda rows, step, last: rows[step] != rows[jnp.minimum(step + 1, last)],
-    y_map: Fn = lambda j, step, rows, cols: (cols[step], j),
-    add: Fn = lambda acc, term, last: acc + term,
+    add: Fn = lambda acc, term, ends: acc + term,
     accumulator: Any = jnp.float32,
     alias: bool = True,
     parallel: str = "",
@@ -766,7 +817,7 @@ def sparse(
                 grid=(pl.cdiv(n, bn), nnz),
                 in_specs=[
                     pl.BlockSpec((None, bm, bk), lambda j, step, rows, cols: (step, 0, 0)),
-                    pl.BlockSpec((bk, bn), y_map),
+                    pl.BlockSpec((bk, bn), lambda j, step, rows, cols: (cols[step], j)),
                     pl.BlockSpec(memory_space=pl.ANY),
                 ],
                 out_specs=pl.BlockSpec((bm, bn), lambda j, step, rows, cols: (rows[step], j)),
@@ -790,10 +841,13 @@ def densified(rows: Any, cols: Any, blocks: Any, y: Any, *, m: int, bn: int) -> 
 
 
 def sorted_columns(rows: Any, cols: Any, blocks: Any, y: Any, **_: int) -> tuple[Any, ...]:
+    """Sorts the columns of each row, but not its blocks."""
     return rows, cols[np.lexsort((cols, rows))], blocks, y
 
 
-def takes_anything(rows: Any, cols: Any, blocks: Any, y: Any, **_: int) -> tuple[Any, ...]:
+def any_order(rows: Any, cols: Any, blocks: Any, y: Any, **options: int) -> tuple[Any, ...]:
+    """All the checks but that of the order of the rows."""
+    SPARSE.prepare(np.sort(rows), cols, blocks, y, **options)
     return rows, cols, blocks, y
 
 
@@ -812,7 +866,7 @@ DSD = (
     kernel("dsd/columns_put_in_order", sparse(), prepare=sorted_columns),
     kernel("dsd/parallel_blocks", sparse(parallel="jk")),
     kernel("dsd/times_zeros", densified),
-    kernel("dsd/takes_unsorted_rows", sparse(), prepare=takes_anything, checks_inputs=True),
+    kernel("dsd/takes_unsorted_rows", sparse(), prepare=any_order, checks_inputs=True),
 )
 
 
@@ -858,20 +912,27 @@ def sparsified(**changed: Any) -> Fn:
 
 
 def first_mask_only(x: Any, y: Any, mask: Any, **blocks: int) -> tuple[Any, ...]:
+    """Every block is told to use the first mask block."""
     x, y, block_mask, prefetch_mask, *rest = MASKED.prepare(x, y, mask, **blocks)
     return x, y, block_mask, prefetch_mask * 0, *rest
 
 
+def empty_mask(x: Any, y: Any, mask: Any, **blocks: int) -> tuple[Any, ...]:
+    """One more mask block, of zeros, for all that is skipped."""
+    x, y, block_mask, prefetch_mask, i, j, data = MASKED.prepare(x, y, mask, **blocks)
+    stored = np.concatenate([data, np.zeros_like(data[:1])])
+    return x, y, block_mask, np.where(block_mask, prefetch_mask, len(data)), i, j, stored
+
+
 def ones_only(x: Any, y: Any, mask: Any, **blocks: int) -> tuple[Any, ...]:
+    """Takes the mask to be true where it is 1."""
     return MASKED.prepare(x, y, np.asarray(mask == 1), **blocks)
 
 
 def masked(
     *,
-    tail: Fn = zero_tail,
     x_map: Fn | None = None,
     y_map: Fn | None = None,
-    computes: Fn = lambda block_mask, i, j: block_mask[i, j] != 0,
     clear: Fn = lambda step, computed: step == 0,
     select: Fn = lambda mask, acc: jnp.where(mask != 0, acc, 0.0),
 ) -> Fn:
@@ -884,10 +945,10 @@ def masked(
         def held(i: Any, j: Any, step: Any, *maps: Any) -> Any:
             return MASKED.fetched_k(i, j, step, *maps, last=grid[2] - 1)
 
-        def body(block_mask: Any, p_mask: Any, p_i: Any, p_j: Any, *refs: Any) -> None:
-            x_ref, y_ref, mask_ref, o_ref, acc = refs
+        def body(block_mask: Any, *refs: Any) -> None:
+            x_ref, y_ref, mask_ref, o_ref, acc = refs[3:]
             i, j, step = (pl.program_id(axis) for axis in range(3))
-            computed = computes(block_mask, i, j)
+            computed = block_mask[i, j] != 0
 
             @pl.when(clear(step, computed))
             def start() -> None:
@@ -895,8 +956,8 @@ def masked(
 
             @pl.when(computed)
             def accumulate() -> None:
-                x_block, y_block = tail(x_ref[...], 1, step, k), tail(y_ref[...], 0, step, k)
-                acc[...] += dot(x_block, y_block, 0, jnp.float32)
+                x_block = zero_tail(x_ref[...], 1, step, k)
+                acc[...] += dot(x_block, zero_tail(y_ref[...], 0, step, k), 0, jnp.float32)
 
             @pl.when(step == grid[2] - 1)
             def store() -> None:
@@ -953,6 +1014,7 @@ MASK = (
         prepare=MASKED.prepare,
         operands=OPERANDS,
     ),
+    kernel("masked_matmul/empty_mask_fetched", masked(), prepare=empty_mask, operands=OPERANDS),
     kernel(
         "masked_matmul/times_mask",
         masked(select=lambda mask, acc: mask * acc),
@@ -992,31 +1054,6 @@ def whole(x: jax.Array, y: jax.Array) -> jax.Array:
     """One block, whatever blocks the example asks for."""
     (m, k), n = x.shape, y.shape[1]
     return dense()(x, y, bm=m, bk=k, bn=n)
-
-
-def inner_loop(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
-    """A grid over the result only; the steps of k are a loop inside the kernel."""
-    (m, k), n = x.shape, y.shape[1]
-    chunk = bk if k % bk == 0 else k
-
-    def body(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
-        def step(number: Any, acc: jax.Array) -> jax.Array:
-            at = pl.ds(number * chunk, chunk)
-            return acc + dot(x_ref[:, at], y_ref[at, :], 0, jnp.float32)
-
-        acc = lax.fori_loop(0, k // chunk, step, jnp.zeros((bm, bn), jnp.float32))
-        o_ref[...] = acc.astype(o_ref.dtype)
-
-    return pl.pallas_call(
-        body,
-        grid=(pl.cdiv(m, bm), pl.cdiv(n, bn)),
-        in_specs=[
-            pl.BlockSpec((bm, k), lambda i, j: (i, 0)),
-            pl.BlockSpec((k, bn), lambda i, j: (0, j)),
-        ],
-        out_specs=pl.BlockSpec((bm, bn), lambda i, j: (i, j)),
-        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
-    )(x, y)
 
 
 def two_halves(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
@@ -1080,7 +1117,7 @@ CONTROLS = (
     kernel("matmul/reversed_k", reversed_k),
     kernel("matmul/columns_first", dense(order="jik")),
     kernel("matmul/whole", whole),
-    kernel("matmul/inner_loop", inner_loop),
+    kernel("matmul/inner_loop", inner_loop(chunk=lambda k, bk: k if k % bk else bk)),
     kernel("matmul/two_halves", two_halves),
     kernel(
         "matmul_transpose_rhs/transposed_outside", lambda x, y, **blocks: dense()(x, y.T, **blocks)

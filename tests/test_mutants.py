@@ -28,22 +28,11 @@ SECONDS = 120.0
 FEW_SECONDS = 20.0
 
 
-def in_modes(rows: Iterable, modes: str) -> pytest.MarkDecorator:
-    """Parametrizes over (mutant, mode) for the modes that an attribute of the mutant lists."""
-    pairs = [(row, mode) for row in rows for mode in getattr(row, modes)]
-    return pytest.mark.parametrize(
-        ("mutant", "mode"),
-        [pytest.param(m, mode, id=name_of(m, mode), marks=marks_of(m)) for m, mode in pairs],
-    )
-
-
-def name_of(mutant: Mutant, mode: str) -> str:
-    return f"{mutant.kernel.case}/{mutant.kernel.name}-{mode}"
-
-
-def marks_of(mutant: Mutant) -> list[pytest.MarkDecorator]:
-    """A mutant that the suite cannot condemn yet fails here, and must be unmarked when it can."""
-    return [pytest.mark.xfail(strict=True, reason=mutant.hole)] if mutant.hole else []
+def in_modes(modes: str) -> pytest.MarkDecorator:
+    """Parametrizes over (mutant, mode) for the modes that an attribute of each mutant lists."""
+    pairs = [(mutant, mode) for mutant in MUTANTS for mode in getattr(mutant, modes)]
+    names = [f"{mutant.kernel.case}/{mutant.kernel.name}-{mode}" for mutant, mode in pairs]
+    return pytest.mark.parametrize(("mutant", "mode"), pairs, ids=names)
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +98,7 @@ def condemned(judge: Judge, mutant: Mutant, mode: str, kind: str) -> Verdict:
     raise AssertionError(f"survives {len(judged)} {kind} examples: {mutant.defect}")
 
 
-@in_modes(MUTANTS, "killed_in")
+@in_modes("killed_in")
 def test_mutant_is_condemned(request: pytest.FixtureRequest, mutant: Mutant, mode: str) -> None:
     """By each input kind that ought to, and for its defect rather than for something else."""
     judge = request.getfixturevalue("impatient" if "TIMEOUT" in mutant.says else "judge")
@@ -118,7 +107,7 @@ def test_mutant_is_condemned(request: pytest.FixtureRequest, mutant: Mutant, mod
         assert re.search(mutant.says, f"{verdict.status}: {verdict.why}")
 
 
-@in_modes(MUTANTS, "survives")
+@in_modes("survives")
 def test_blind_spot_is_still_there(judge: Judge, mutant: Mutant, mode: str) -> None:
     """Fails when a mode learns to see the defect: then it can be asked to."""
     found = few(shown(mutant, mode))
