@@ -70,20 +70,19 @@ def runs() -> list[Run]:
     found = []
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory) / "default"
-        found.append(timed("default, cold cache", cache))
-        found.append(timed("default, warm cache", cache))
-        both = Path(directory) / "interpreters"
-        found.append(timed("both interpreters, cold cache", both, *INTERPRETERS))
-        found.append(timed("both interpreters, warm cache", both, *INTERPRETERS))
-        for factor in (1, 2, 4):
-            options = (*INTERPRETERS, "--max-examples", str(4 * factor))
-            fresh = Path(directory) / f"x{factor}"
-            found.append(timed(f"{4 * factor} points a case, cold cache", fresh, *options))
+        found.append(timed("default, cold", cache))
+        found.append(timed("default, warm", cache))
+        for points in (4, 8, 16):
+            options = (*INTERPRETERS, "--max-examples", str(points))
+            fresh = Path(directory) / f"{points}"
+            found.append(timed(f"interpreters, {points} points a case, cold", fresh, *options))
+            if points == 8:
+                found.append(timed("interpreters, 8 points a case, warm", fresh, *options))
         aot = Path(directory) / "aot"
         every = ("--mode", "aot", "--chip", "all")
         pinned = (*every, "--max-examples", "0")
-        found.append(timed("pinned examples on 8 chips, cold cache", aot, *pinned))
-        found.append(timed("pinned examples on 8 chips, warm cache", aot, *pinned))
+        found.append(timed("pinned examples on 8 chips, cold", aot, *pinned))
+        found.append(timed("pinned examples on 8 chips, warm", aot, *pinned))
     return found
 
 
