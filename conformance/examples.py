@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import HealthCheck, given, settings
 
@@ -126,9 +126,9 @@ def _draw(case: Case, tries: int) -> list[Params]:
         check_params(case, ordered)
         found.setdefault(repr(ordered), ordered)
 
-    rng = rng_of(0)
+    rng, test = rng_of(0), cast(Any, collect)
     for _ in range(tries):
-        collect.hypothesis.fuzz_one_input(rng.bytes(_BYTES))
+        test.hypothesis.fuzz_one_input(rng.bytes(_BYTES))
     return list(found.values())
 
 

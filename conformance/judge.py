@@ -151,10 +151,12 @@ def _of_compilation(
     A declaration is a claim: where the compiler accepts what the kernel calls unsupported, the
     declaration is wrong.
     """
-    declared = None
-    if kernel.unsupported is not None and chip is not None:
-        declared = kernel.unsupported(example, chips.get(chip))
     numbers = {"numbers": outcome.evidence}
+    try:
+        declared = _declared(kernel, example, chip)
+    except Exception as e:
+        why = f"unsupported(example, chip) raised {type(e).__name__}: {e}"
+        return {"status": Status.WRONG, "phase": "compile", "why": why} | numbers
     if outcome.failure is None:
         if declared is None:
             return {"status": Status.COMPILED} | numbers
@@ -164,6 +166,13 @@ def _of_compilation(
     if declared is not None and outcome.failure.status in (Status.REJECTED, Status.RESOURCE):
         return decided | {"status": Status.UNSUPPORTED, "why": f"{declared}: {decided['why']}"}
     return decided
+
+
+def _declared(kernel: Kernel, example: Example, chip: str | None) -> str | None:
+    """Why the kernel says that it does not support an example on a chip, or None."""
+    if kernel.unsupported is None or chip is None:
+        return None
+    return kernel.unsupported(example, chips.get(chip))
 
 
 def _of_failure(failure: Failure) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ _PACKAGE = Path(__file__).resolve().parent
 _SCHEMAS = _PACKAGE / "schemas"
 
 DEFAULT_SUBJECT = "reference_kernels"
+
+_NAME = re.compile(r"[\w.+-]+", re.ASCII)
 
 
 class LoadError(ValueError):
@@ -209,6 +212,10 @@ def _subject_module(place: str) -> ModuleType:
     if place == DEFAULT_SUBJECT:
         return _load_path(bundled(DEFAULT_SUBJECT), "conformance_reference_kernels")
     path = Path(place)
+    if path.is_dir() and not (path / "__init__.py").is_file():
+        raise LoadError(f"subject {place!r} is a folder without __init__.py: name a file in it")
+    if path.is_file() and str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))  # so that it can import its neighbours
     if path.exists():
         return _load_path(path, _private_name("conformance_subject", path))
     if path.suffix == ".py" or "/" in place:
@@ -245,6 +252,11 @@ def _check_kernels(spec: str, kernels: Any, cases: tuple[str, ...]) -> None:
             )
         if not callable(kernel.fn):
             raise LoadError(f"subject {spec!r}: kernel {kernel.name!r}: fn is not callable")
+        if not _NAME.fullmatch(kernel.name):
+            raise LoadError(
+                f"subject {spec!r}: kernel name {kernel.name!r} must consist of letters, digits, "
+                "'_', '.', '+' and '-'"
+            )
         if (kernel.case, kernel.name) in seen:
             raise LoadError(f"subject {spec!r}: {kernel.case}/{kernel.name} is there twice")
         seen.add((kernel.case, kernel.name))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.case import TIERS, Case, Example, Kernel, Negative
-from conformance.examples import ReplayError, for_case, parse_id
+from conformance.examples import GENERATED, ReplayError, for_case, parse_id
 from conformance.expectations import Expectation, ExpectationError
 from conformance.expectations import load as load_expectations
 from conformance.loading import (
@@ -59,8 +59,8 @@ class Plan:
       columns: (mode, chip) pairs.
       modes_by_name: a mode that was asked for by name must be there.
       replay, replay_negatives: the only examples to judge, if any.
-      complete: nothing narrows the selection but modes and chips, so that an expectation which
-        covers no verdict is out of date.
+      complete: nothing narrows the examples, so that an expectation which covers no verdict of
+        its mode and chip is out of date.
     """
 
     cases: Mapping[str, Case]
@@ -152,7 +152,14 @@ def make_plan(options: Options) -> Plan:
         replay=replay,
         replay_negatives=negatives,
         expectations=_expectations(options),
-        complete=not (options.cases or options.kernels or replay or negatives),
+        complete=not (
+            options.cases
+            or options.kernels
+            or replay
+            or negatives
+            or options.tier == "smoke"
+            or (options.max_examples is not None and options.max_examples < GENERATED[options.tier])
+        ),
     )
 
 
@@ -182,9 +189,14 @@ def _expectations(options: Options) -> tuple[Expectation, ...]:
     if given is None and not path.is_file():
         return ()
     try:
-        return load_expectations(path, version("jax"))
+        entries = load_expectations(path, version("jax"))
     except ExpectationError as e:
         raise PlanError(f"--expectations {e}") from e
+    columns = [(name, chip) for name, mode in MODES.items() for chip in mode.chips or (None,)]
+    for entry in entries:
+        if not any(entry.speaks_of(*column) for column in columns):
+            raise PlanError(f"--expectations {path}: no mode and chip is meant by: {entry}")
+    return entries
 
 
 def _replayed(

@@ -16,6 +16,9 @@ from conformance.verdict import Failure, Outcome, Status
 # A worker stays below 2 GB with one child of this size beside it.
 CHILD_MEMORY = 1_300_000_000
 
+# Seconds in which a new process must say whether a mode can run in it; loading libtpu takes two.
+_PROBE_TIMEOUT = 120.0
+
 
 class Runner:
     """Owns the child processes of one worker, one for each environment that modes ask for."""
@@ -48,7 +51,7 @@ class Runner:
 
     def _probe(self, mode: str) -> str | None:
         try:
-            return self._child(mode).call(serve.probe_request(mode), self._timeout)
+            return self._child(mode).call(serve.probe_request(mode), _PROBE_TIMEOUT)
         except ChildTimeout as e:
             return str(e)
         except ChildDied as e:

@@ -87,7 +87,8 @@ def explain(failed: list[Verdict], judged: int, command: str) -> str:
     parts = [f"{first.case}/{first.kernel} in {where}: {len(failed)} of {judged} examples failed"]
     parts += [_one(v, command) for v in failed[:_SHOWN]]
     if len(failed) > _SHOWN:
-        parts.append(f"... and {len(failed) - _SHOWN} more (all of them are in results.jsonl)")
+        more = len(failed) - _SHOWN
+        parts.append(f"... and {more} more (--report=DIR keeps all of them in results.jsonl)")
     return "\n".join(parts)
 
 

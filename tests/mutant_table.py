@@ -16,6 +16,13 @@ MODES = ("interpret", "tpu-interpret")
 # The HLO interpreter has one core and no DMA, keeps output blocks, and clamps indices.
 HLO_MISSES = ("interpret",)
 
+# How a verdict begins: wrong numbers, or what the simulator raises.
+VALUES = "^WRONG: .*elements wrong"
+REVISITED = "^WRONG: .*Revisited block"
+OUTSIDE = "^WRONG: .*Out-of-bounds"
+RACE = "^WRONG: race"
+FETCHES = "^WRONG: values are right, but .* blocks of "
+
 Params = Mapping[str, Any]
 Predicate = Callable[[Params], Any]
 
@@ -30,7 +37,7 @@ class Mutant:
         case's negative examples.
       survives: modes that miss it: there, no example may fail.
       shows: the points where the defect makes a difference.
-      says: regular expression that a verdict, "STATUS: why", must match.
+      says: regular expression that a verdict, "STATUS: why", must match; a dot is any character.
     """
 
     kernel: Kernel
@@ -53,7 +60,7 @@ def mutant(
     by: str,
     survives: tuple[str, ...] = (),
     shows: Predicate = lambda p: True,
-    says: str = "^WRONG",
+    says: str = VALUES,
 ) -> Mutant:
     """A row: `name` is "case/kernel", `by` a list of kinds with commas."""
     return Mutant(
@@ -161,6 +168,7 @@ ADD = (
         "takes block (j, i) of y where (i, j) belongs",
         by="exact, position, normal",
         shows=several_tiles,
+        says=f"{VALUES}|{OUTSIDE}",
     ),
     mutant(
         "add/last_blocks_missing",
@@ -173,6 +181,7 @@ ADD = (
         "every row of blocks is written over the first",
         by="exact, normal",
         shows=several("m"),
+        says=f"{VALUES}|{REVISITED}",
     ),
     mutant(
         "add/writes_every_other_block",
@@ -200,7 +209,7 @@ ADD = (
         by="exact, normal",
         survives=HLO_MISSES,
         shows=several("m"),
-        says="WRONG: race",
+        says=RACE,
     ),
     mutant(
         "add/scratch_set_once",
@@ -271,6 +280,7 @@ SUM = (
         by="exact, normal",
         survives=HLO_MISSES,
         shows=many_tiles_and_terms,
+        says=REVISITED,
     ),
     mutant(
         "sum/parallel_reduction",
@@ -278,7 +288,7 @@ SUM = (
         by="exact",
         survives=HLO_MISSES,
         shows=many_terms,
-        says="WRONG: race",
+        says=RACE,
     ),
     mutant(
         "sum/bfloat16_accumulator",
@@ -319,12 +329,14 @@ MATMUL = (
         by="exact, normal",
         survives=HLO_MISSES,
         shows=lambda p: steps(p) and several_tiles(p),
+        says=REVISITED,
     ),
     mutant(
         "matmul_f32/y_blocks_swapped",
         "takes block (j, k) of y where (k, j) belongs",
         by="exact, position, normal",
         shows=lambda p: steps(p) or p["n"] > p["bn"],
+        says=f"{VALUES}|{OUTSIDE}",
     ),
     mutant(
         "matmul_f32/bfloat16_operands",
@@ -378,6 +390,7 @@ MATMUL = (
         "a loop over slices of k runs past its end in the last step",
         by="exact, normal",
         shows=lambda p: ragged("k")(p) and steps(p),
+        says=f"{VALUES}|{OUTSIDE}",
     ),
     mutant(
         "matmul/tail_dropped",
@@ -401,6 +414,7 @@ MATMUL = (
         "matmul/checks_nothing",
         "takes operands and blocks that its contract refuses",
         by="negative",
+        says="^WRONG: (accepted|refused with)",
     ),
     mutant(
         "matmul/unhelpful_message",
@@ -522,13 +536,17 @@ GRAD = (
 
 SLICE = (
     mutant(
-        "dynamic_slice/next_block", "takes the block after the right one", by="position, normal"
+        "dynamic_slice/next_block",
+        "takes the block after the right one",
+        by="position, normal",
+        says=f"{VALUES}|{OUTSIDE}",
     ),
     mutant(
         "dynamic_slice/axes_swapped",
         "takes the start of each axis for the other's",
         by="position",
         shows=lambda p: moved(p) and p["start_m"] != p["start_n"],
+        says=f"{VALUES}|{OUTSIDE}",
     ),
     mutant(
         "dynamic_slice/starts_ignored", "always takes the first block", by="position", shows=moved
@@ -564,6 +582,7 @@ SLICE = (
         "walks the blocks of x by columns and those of the slice by rows",
         by="position",
         shows=lambda p: p["size_m"] > p["bm"] or p["size_n"] > p["bn"],
+        says=f"{VALUES}|{OUTSIDE}",
     ),
     mutant(
         "dynamic_slice_unaligned/one_too_far",
@@ -592,7 +611,7 @@ SLICE = (
             p[f"start_{d}"] % p[f"b{d}"] == 0 and p[f"start_{d}"] + p[f"size_{d}"] == p[d]
             for d in "mn"
         ),
-        says="(?s)^WRONG.*[Oo]ut.of.bounds",
+        says=OUTSIDE,
     ),
 )
 
@@ -604,7 +623,7 @@ DSD = (
         by="exact",
         survives=HLO_MISSES,
         shows=stores,
-        says="(?s)^WRONG.*[Oo]ut.of.bounds",
+        says=OUTSIDE,
     ),
     mutant(
         "dsd/empty_rows_unwritten",
@@ -639,7 +658,7 @@ DSD = (
         by="exact",
         survives=HLO_MISSES,
         shows=full_rows,
-        says="^WRONG",
+        says=RACE,
     ),
     mutant(
         "dsd/times_zeros",
@@ -676,7 +695,7 @@ MASK = (
         by="exact",
         survives=HLO_MISSES,
         shows=lambda p: p["mask"] == "trailing",
-        says="values are right, but .* blocks of x",
+        says=f"{FETCHES}x",
     ),
     mutant(
         "masked_matmul/fetches_for_nothing",
@@ -684,7 +703,7 @@ MASK = (
         by="exact",
         survives=HLO_MISSES,
         shows=skips,
-        says="values are right, but .* blocks of [xy]",
+        says=f"{FETCHES}[xy]",
     ),
     mutant(
         "masked_matmul/empty_mask_fetched",
@@ -692,7 +711,7 @@ MASK = (
         by="exact",
         survives=HLO_MISSES,
         shows=lambda p: p["mask"] in ("causal", "local") and several_tiles(p),
-        says="values are right, but .* blocks of mask",
+        says=f"{FETCHES}mask",
     ),
     mutant(
         "masked_matmul/times_mask",

@@ -307,25 +307,23 @@ def pytest_sessionfinish(session):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_aborts_are_verdicts_and_nothing_is_lost(python, tmp_path, workers):
-    """A pinned and (without workers) a generated point of each kernel; and libtpu does not come
-    near the processes of pytest."""
+    """And libtpu does not come near the processes of pytest."""
     spied = tmp_path / "spied"
     spied.mkdir()
     (tmp_path / "spy.py").write_text(SPY)
     options = ["-p", "spy", "-p", "no:cacheprovider", "-q", *(["-n", "2"] if workers else [])]
     options += [f"--subject={HERE / 'aborting.py'}", "--mode=aot", "--chip=tpu7x"]
-    options += [f"--max-examples={1 - workers // 2}", "--tier=smoke", f"--report={tmp_path}"]
+    options += ["--max-examples=0", "--tier=smoke", f"--report={tmp_path}"]
     run = python("-m", "pytest", *options, SPY=str(spied), PYTHONPATH=str(tmp_path))
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
     assert "3 failed, 1 passed" in run.stdout
 
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len({r["worker"] for r in rows}) == max(1, workers)
-    points = {"add/smoke", "add/m=64"} if workers == 0 else {"add/smoke"}
-    found = {(r["kernel"], r["example"].partition(",")[0]): r for r in rows}
+    found = {r["kernel"]: r for r in rows}
     assert len(found) == len(rows)
-    assert found.keys() == {(k, point) for k in (*CHECKS, "good") for point in points}
-    for (kernel, _), row in found.items():
+    assert found.keys() == {*CHECKS, "good"}
+    for kernel, row in found.items():
         if kernel == "good":
             assert (row["status"], row["why"]) == ("COMPILED", "")
         else:

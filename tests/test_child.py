@@ -401,3 +401,61 @@ def _running(pid: int) -> bool:
     """Whether a process exists and is more than an entry for its exit code."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+WRITES_ITS_INPUT = '''
+"""A kernel that copies its result over its first operand in HBM."""
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from conformance import Kernel
+
+
+def kernel(x, y, aliases):
+    def body(x_ref, y_ref, o_ref, a, b):
+        pltpu.sync_copy(x_ref, a)
+        pltpu.sync_copy(y_ref, b)
+        a[...] += b[...]
+        pltpu.sync_copy(a, o_ref)
+        pltpu.sync_copy(a, x_ref)
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        body,
+        in_specs=[anywhere, anywhere],
+        out_specs=anywhere,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), pltpu.VMEM(x.shape, x.dtype)],
+        input_output_aliases=aliases,
+    )(x, y)
+
+
+KERNELS = (
+    Kernel(case="add", name="clobbers", fn=lambda x, y: kernel(x, y, {})),
+    Kernel(case="add", name="aliases", fn=lambda x, y: kernel(x, y, {0: 0})),
+)
+'''
+
+
+@pytest.mark.parametrize("mode", ["interpret", "tpu-interpret"])
+def test_an_operand_that_is_written_must_be_aliased(tmp_path, mode):
+    """Its values are right, but on a TPU the caller's array would change."""
+    path = tmp_path / "writes.py"
+    path.write_text(WRITES_ITS_INPUT)
+    runner = Runner(str(path), (), TIMEOUT, None)
+    subject = load_subject(str(path), tuple(load_cases()))
+    example = Example(
+        case="add",
+        params={"m": 8, "n": 128, "bm": 8, "bn": 128, "dtype": "float32"},
+        inputs="exact",
+        seed=0,
+    )
+    judged = {
+        k.name: Judge(runner).judge(load_cases()["add"], k, mode, example) for k in subject.kernels
+    }
+    runner.close()
+    assert judged["clobbers"].status is Status.WRONG
+    assert "writes to its input 0, which no output aliases" in judged["clobbers"].why
+    assert judged["aliases"].status is Status.PASS

@@ -104,7 +104,7 @@ def test_mutant_is_condemned(request: pytest.FixtureRequest, mutant: Mutant, mod
     judge = request.getfixturevalue("impatient" if "TIMEOUT" in mutant.says else "judge")
     for kind in mutant.by:
         verdict = condemned(judge, mutant, mode, kind)
-        assert re.search(mutant.says, f"{verdict.status}: {verdict.why}")
+        assert re.search(mutant.says, f"{verdict.status}: {verdict.why}", re.DOTALL)
 
 
 @in_modes("survives")
@@ -135,6 +135,17 @@ def test_a_function_without_a_kernel_is_told(judge: Judge) -> None:
     assert all(verdict.passed for verdict in judged)
     with pytest.raises(pytest.fail.Exception, match="not a Pallas kernel"):
         conclude(judged, SUBJECT)
+
+
+def test_a_failure_leaves_nothing_behind(judge: Judge) -> None:
+    """The simulator raises; were that to linger, right kernels would be condemned after it."""
+    kernels = load_subject(SUBJECT, tuple(CASES))
+    wrong = kernels.find("sum", "reduction_axis_first")
+    right = kernels.find("sum", "at_once")
+    example = for_case(CASES["sum"], "smoke", 0)[0]
+    for _ in range(5):
+        assert judge.judge(CASES["sum"], wrong, "tpu-interpret", example).failed
+        assert judge.judge(CASES["sum"], right, "tpu-interpret", example).passed
 
 
 def test_the_file_is_a_subject() -> None:

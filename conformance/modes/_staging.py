@@ -6,13 +6,14 @@ Failure that names the phase.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.state.types import WriteEffect
 
 from conformance.modes import Call
 from conformance.verdict import Failure, Outcome, Status
@@ -23,15 +24,18 @@ Context = Callable[[], AbstractContextManager[Any]]
 class PhaseError(Exception):
     """Something the kernel raised, with the phase it happened in."""
 
-    def __init__(self, phase: str, cause: BaseException) -> None:
+    def __init__(self, phase: str, cause: BaseException, status: Status = Status.REJECTED) -> None:
         super().__init__(str(cause))
         self.phase = phase
         self.cause = cause
+        self.status = status
 
-    def failure(self, status: Status = Status.REJECTED) -> Failure:
+    def failure(self, status: Status | None = None) -> Failure:
         """The failure that the judge sees; messages are kept whole."""
         name = type(self.cause).__name__
-        return Failure(status=status, phase=self.phase, error=name, message=str(self.cause))
+        return Failure(
+            status=status or self.status, phase=self.phase, error=name, message=str(self.cause)
+        )
 
 
 def in_phase(phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -44,9 +48,16 @@ def in_phase(phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any
 
 def prepared(call: Call) -> tuple[jax.Array, ...]:
     """`fn`'s arguments on the device, after the host stage."""
-    arrays = call.arrays
-    if call.kernel.prepare is not None:
-        arrays = in_phase("prepare", call.kernel.prepare, *arrays, **call.options)
+    if call.kernel.prepare is None:
+        return _on_device(call.arrays)
+    arrays = in_phase("prepare", call.kernel.prepare, *call.arrays, **call.options)
+    if not isinstance(arrays, (tuple, list)):
+        got = type(arrays).__name__
+        raise PhaseError("prepare", TypeError(f"prepare must return a tuple of arrays, got {got}"))
+    return in_phase("prepare", _on_device, arrays)
+
+
+def _on_device(arrays: Iterable[Any]) -> tuple[jax.Array, ...]:
     return tuple(jax.numpy.asarray(a) for a in arrays)
 
 
@@ -105,6 +116,26 @@ def require_interpreted(traced: Traced) -> None:
                 "interpreter: call pl.pallas_call inside fn"
             ),
         )
+
+
+def require_inputs_unwritten(traced: Traced) -> None:
+    """PhaseError for a kernel that writes to an operand in HBM which no output aliases.
+
+    On a TPU that changes the caller's array; the interpreters work on a copy and do not notice.
+    """
+    for call in traced.pallas_calls:
+        grid = call["grid_mapping"]
+        aliased = {number for number, _ in call["input_output_aliases"]}
+        effects = [e for e in call["jaxpr"].effects if isinstance(e, WriteEffect)]
+        written = [e.input for e in effects]
+        for number in range(grid.num_inputs):
+            operand = number + grid.num_index_operands
+            space = str(grid.block_mappings[number].block_aval.memory_space)
+            if space not in ("any", "hbm") or operand in aliased:
+                continue
+            if call["jaxpr"].invars[operand] in written:
+                why = f"the kernel writes to its input {number}, which no output aliases"
+                raise PhaseError("trace", TypeError(why), Status.WRONG)
 
 
 def _pallas_calls(jaxpr: Any) -> Iterator[Any]:

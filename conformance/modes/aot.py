@@ -18,6 +18,7 @@ from typing import Any
 from conformance import compiler
 from conformance.chips import DEFAULT, NAMES
 from conformance.chips import get as chip_called
+from conformance.compiler.dialect import KERNEL_TARGET
 from conformance.compiler.store import Store
 from conformance.modes import Call, _staging
 from conformance.numerics import COMPILED
@@ -104,6 +105,7 @@ def _outcome(result: compiler.Compiled | compiler.Refused, cached: bool = False)
         return Outcome(failure=failure, evidence={"cached": cached})
     evidence = {
         "cached": cached,
+        "pallas_calls": result.module.count(KERNEL_TARGET),
         "vmem_bytes": result.vmem_bytes,
         "vmem_capacity_bytes": result.vmem_capacity,
         "spilled_bytes": result.spilled_bytes,

@@ -61,6 +61,7 @@ class Interpret:
 def _build(call: Call, args: tuple[Any, ...]) -> tuple[Any, int]:
     traced = _staging.trace(call, args)
     _staging.require_interpreted(traced)
+    _staging.require_inputs_unwritten(traced)
     return _staging.compile_traced(traced), len(traced.pallas_calls)
 
 

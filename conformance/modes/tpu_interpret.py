@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jax._src import dispatch
 from jax.experimental.pallas import tpu as pltpu
 
 from conformance import console
@@ -86,6 +87,7 @@ def _run(call: Call, program: _Program, args: tuple[Any, ...]) -> Outcome:
                 evidence["fetches"] = program.counter.fetches(args)
     except _staging.PhaseError as e:
         pltpu.reset_tpu_interpret_mode_state()
+        dispatch.runtime_tokens.clear()  # else the failure is raised again by every later run
         return _staging.failed(e.failure(_status(e)))
     failure = printed_failure(console.new_text())
     if failure is not None:
@@ -118,6 +120,7 @@ def _build(call: Call, args: tuple[Any, ...]) -> list[_Program]:
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
         traced = _staging.trace(call, args)
         _staging.require_interpreted(traced)
+        _staging.require_inputs_unwritten(traced)
     if not traced.parallel:
         return [_program(call, args, {})]
     return [
