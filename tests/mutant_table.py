@@ -240,6 +240,12 @@ ADD = (
         says="semaphore was left signalled",
     ),
     mutant(
+        "add/x_overwritten",
+        "returns the right sum and leaves zeros in the caller's x",
+        by="exact",
+        says="^WRONG: .*writes to its input",
+    ),
+    mutant(
         "add/raises",
         "raises while it is traced",
         by="exact",

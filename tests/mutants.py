@@ -146,7 +146,7 @@ def set_once(x: jax.Array, y: jax.Array, *, bm: int) -> jax.Array:
     )(x, y)
 
 
-def copied(*, waits: int = 1, signals: int = 0) -> Fn:
+def copied(*, waits: int = 1, signals: int = 0, spoils: bool = False) -> Fn:
     """x + y with a copy of x into VMEM that the kernel makes itself."""
 
     def fn(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -158,6 +158,9 @@ def copied(*, waits: int = 1, signals: int = 0) -> Fn:
             for _ in range(signals):
                 pl.semaphore_signal(other)
             o_ref[...] = (widen(x_ref[...]) + widen(y_ref[...])).astype(o_ref.dtype)
+            if spoils:
+                x_ref[...] = jnp.zeros_like(x_ref)
+                pltpu.sync_copy(x_ref, x_hbm)
 
         return pl.pallas_call(
             body,
@@ -221,6 +224,7 @@ ADD = (
     kernel("add/dma_wait_missing", copied(waits=0)),
     kernel("add/dma_wait_twice", copied(waits=2)),
     kernel("add/semaphore_left", copied(signals=1)),
+    kernel("add/x_overwritten", copied(spoils=True)),
     kernel("add/raises", raises),
     kernel("add/built_at_import", built_at_import),
 )
