@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance import Arithmetic, Case, DomainError, Negative, Param, Reference, Work
+from conformance import Arithmetic, Case, Negative, Param, Reference, Work
 from conformance.case import Arrays, Params
 from conformance.numerics import dtype_of, equal, is_float
 from conformance.strategies import (
@@ -16,8 +16,8 @@ from conformance.strategies import (
     SUBLANES,
     blocks,
     cdiv,
+    check_tiles,
     elements,
-    legal_block,
     names,
     sizes,
 )
@@ -39,13 +39,7 @@ MOST_STEPS = 16
 
 def check(params: Params) -> None:
     """Blocks are whole or multiples of the (8, 128) tile."""
-    for dim, unit in (("m", SUBLANES), ("n", LANES)):
-        block, size = params[f"b{dim}"], params[dim]
-        if not legal_block(block, size, unit):
-            raise DomainError(
-                f"b{dim} must be {size} (the whole dimension) or a multiple of {unit} below "
-                f"{size + unit}, got {block}"
-            )
+    check_tiles(params, m=SUBLANES, n=LANES)
 
 
 @st.composite

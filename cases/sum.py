@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance import Arithmetic, Case, DomainError, Negative, Param, Reference, Work
+from conformance import Arithmetic, Case, Negative, Param, Reference, Work
 from conformance.case import Arrays, Params
 from conformance.numerics import INTERPRETED, bounded, dot_error, dtype_of, equal, is_float
 from conformance.strategies import (
@@ -17,9 +17,9 @@ from conformance.strategies import (
     SUBLANES,
     blocks,
     cdiv,
+    check_tiles,
     elements,
     integers,
-    legal_block,
     names,
     probe_limit,
     sizes,
@@ -33,13 +33,7 @@ MOST_STEPS = 24
 
 def check(params: Params) -> None:
     """Blocks are whole or multiples of the (8, 128) tile."""
-    for dim, unit in (("m", SUBLANES), ("n", LANES)):
-        block, size = params[f"b{dim}"], params[dim]
-        if not legal_block(block, size, unit):
-            raise DomainError(
-                f"b{dim} must be {size} (the whole dimension) or a multiple of {unit} below "
-                f"{size + unit}, got {block}"
-            )
+    check_tiles(params, m=SUBLANES, n=LANES)
 
 
 def domain(*dtypes: str) -> st.SearchStrategy[dict[str, Any]]:

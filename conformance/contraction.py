@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.case import Arrays, DomainError, Negative, Param, Params, Work
+from conformance.case import Arrays, Negative, Param, Params, Work
 from conformance.numerics import (
     Arithmetic,
     Reference,
@@ -27,7 +27,7 @@ from conformance.strategies import (
     SUBLANES,
     blocks,
     cdiv,
-    legal_block,
+    check_tiles,
     names,
     operand,
     probe_limit,
@@ -64,13 +64,7 @@ def steps(params: Params) -> int:
 
 def check_blocks(params: Params, rows: int = SUBLANES) -> None:
     """DomainError unless each block is the whole dimension or a multiple of its tile."""
-    for dim, unit in (("m", rows), ("k", LANES), ("n", LANES)):
-        block, size = params[f"b{dim}"], params[dim]
-        if not legal_block(block, size, unit):
-            raise DomainError(
-                f"b{dim} must be {size} (the whole dimension) or a multiple of {unit} below "
-                f"{size + unit}, got {block}"
-            )
+    check_tiles(params, m=rows, k=LANES, n=LANES)
 
 
 def domain(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conformance import chips
-from conformance.case import Arrays, Case, Example, Kernel, Negative
+from conformance.case import Case, Example, Kernel, Negative
 from conformance.child import EngineError
 from conformance.loading import negative_example
 from conformance.modes import MODES
@@ -83,14 +83,11 @@ class Judge:
             verdict |= self._of_fetches(case, kernel, example, numbers["fetches"])
         return verdict
 
-    def _arrays(self, case: Case, example: Example) -> Arrays:
-        return make_arrays(case, example)
-
     def _reference(self, case: Case, mode: str, example: Example) -> tuple[Reference, ...]:
         arithmetic = MODES[mode].arithmetic
 
         def compute() -> tuple[Reference, ...]:
-            arrays = self._arrays(case, example)
+            arrays = make_arrays(case, example)
             return case.reference(example.params, example.inputs, arrays, arithmetic)
 
         return self._references.get((example.id, arithmetic), compute)
@@ -116,7 +113,7 @@ class Judge:
         self, case: Case, kernel: Kernel, example: Example, counted: Mapping[str, int]
     ) -> dict[str, Any]:
         assert case.fetches is not None
-        allowed = case.fetches(example.params, self._arrays(case, example))
+        allowed = case.fetches(example.params, make_arrays(case, example))
         for name in kernel.operands:
             if counted[name] > allowed.get(name, counted[name]):
                 return {

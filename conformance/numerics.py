@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -360,8 +359,3 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 def _count(wrong: np.ndarray) -> str:
     return f"{int(wrong.sum())} of {wrong.size} elements wrong"
-
-
-def references_of(value: Any) -> tuple[Reference, ...]:
-    """One or several references as a tuple."""
-    return value if isinstance(value, tuple) else (value,)

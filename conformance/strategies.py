@@ -14,12 +14,11 @@ compile and a run can afford few of them. Distributions are chosen for what they
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from conformance.case import DomainError, Params
 from conformance.numerics import (
     dtype_of,
     is_float,
@@ -40,6 +39,17 @@ def cdiv(a: int, b: int) -> int:
 def legal_block(block: int, dim: int, unit: int) -> bool:
     """Mosaic's block rule for one of the last two dimensions: whole, or a multiple of `unit`."""
     return block == dim or (block > 0 and block % unit == 0 and block < dim + unit)
+
+
+def check_tiles(params: Params, **units: int) -> None:
+    """DomainError unless the block `b<dim>` of each named dimension is legal for its unit."""
+    for dim, unit in units.items():
+        block, size = params[f"b{dim}"], params[dim]
+        if not legal_block(block, size, unit):
+            raise DomainError(
+                f"b{dim} must be {size} (the whole dimension) or a multiple of {unit} below "
+                f"{size + unit}, got {block}"
+            )
 
 
 def blocks(dim: int, unit: int, most: int = 4) -> st.SearchStrategy[int]:
@@ -183,9 +193,3 @@ def _halves(values: np.ndarray, axis: int, flip: bool, rng: np.random.Generator)
     else:
         out[half : 2 * half] = out[:half] * (1 + 2.0**-6 * rng.standard_normal(out[:half].shape))
     return np.moveaxis(out, 0, axis)
-
-
-def describe(value: Any) -> str:
-    """dtype[shape] of an array, for messages."""
-    array = np.asarray(value)
-    return f"{array.dtype.name}{list(array.shape)}"
