@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from conformance.child import EngineError
 from conformance.loading import negative_example
 from conformance.modes import MODES
 from conformance.numerics import Comparison, Reference, compare
+from conformance.recent import Recent
 from conformance.runner import Runner
 from conformance.serve import make_arrays
 from conformance.verdict import Failure, Outcome, Status, Verdict
@@ -32,8 +33,8 @@ class Judge:
         recent: how many examples' references and baselines are kept.
         """
         self._runner = runner
-        self._references = _Recent(recent)
-        self._baselines = _Recent(recent)
+        self._references = Recent(recent)
+        self._baselines = Recent(recent)
 
     def unavailable(self, mode: str, chip: str | None) -> str | None:
         """Why a mode cannot run here, or None."""
@@ -70,13 +71,19 @@ class Judge:
         if not MODES[mode].values:
             return _of_compilation(kernel, example, chip, outcome)
         if outcome.failure is not None:
+            if MODES[mode].chips and outcome.failure.phase in ("lower", "compile"):
+                return _of_compilation(kernel, example, chip, outcome)
             return _of_failure(outcome.failure)
+        if MODES[mode].chips:
+            compiled = _of_compilation(kernel, example, chip, outcome)
+            if compiled["status"] is not Status.COMPILED:
+                return compiled
         if outcome.values is None:
             raise EngineError(f"mode {mode} gave neither values nor a failure on {example.id}")
         references = self._reference(case, mode, example)
         numbers: dict[str, Any] = dict(outcome.evidence)
         numbers["xla_ratio"] = self._xla_ratio(mode, example, references)
-        verdict = _of_values(outcome.values, references)
+        verdict = _of_stages(outcome, references)
         numbers["error_ratio"] = verdict.pop("ratio")
         verdict["numbers"] = numbers
         if verdict["status"] is Status.PASS and "fetches" in numbers:
@@ -110,9 +117,16 @@ class Judge:
         return self._baselines.get((example.id, MODES[mode].arithmetic), compute)
 
     def _of_fetches(
-        self, case: Case, kernel: Kernel, example: Example, counted: Mapping[str, int]
+        self, case: Case, kernel: Kernel, example: Example, counted: Mapping[str, int] | None
     ) -> dict[str, Any]:
         assert case.fetches is not None
+        if counted is None:
+            return {
+                "status": Status.WRONG,
+                "phase": "run",
+                "why": "the kernel names its operands, but their block fetches cannot be counted: "
+                "a scalar-prefetch operand is computed inside fn; make it in prepare",
+            }
         allowed = case.fetches(example.params, make_arrays(case, example))
         for name in kernel.operands:
             if counted[name] > allowed.get(name, counted[name]):
@@ -123,21 +137,6 @@ class Judge:
                     f"where the contract allows {allowed[name]}",
                 }
         return {}
-
-
-class _Recent:
-    """The last few results of a computation, by key."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._items: dict[Any, Any] = {}
-
-    def get(self, key: Any, compute: Callable[[], Any]) -> Any:
-        if key not in self._items:
-            if len(self._items) >= self._capacity:
-                del self._items[next(iter(self._items))]
-            self._items[key] = compute()
-        return self._items[key]
 
 
 def _of_compilation(
@@ -209,6 +208,16 @@ def _of_values(values: tuple[np.ndarray, ...], references: tuple[Reference, ...]
         "why": _which(number, len(values), first),
         "ratio": ratio,
     }
+
+
+def _of_stages(outcome: Outcome, references: tuple[Reference, ...]) -> dict[str, Any]:
+    """Of the first form that is wrong, with whose fault that is; else of the last form."""
+    for stage in outcome.stages:
+        decided = _of_values(stage.values, references)
+        if decided["status"] is not Status.PASS:
+            return decided | {"why": f"{decided['why']}; {stage.blame}"}
+    assert outcome.values is not None
+    return _of_values(outcome.values, references)
 
 
 def _which(number: int, count: int, comparison: Comparison) -> str:

@@ -16,6 +16,9 @@ from conformance.verdict import Failure, Outcome, Status
 # A worker stays below 2 GB with one child of this size beside it.
 CHILD_MEMORY = 1_300_000_000
 
+# The mode in whose child XLA's baselines are computed.
+_BASELINE = "interpret"
+
 # Seconds in which a new process must say whether a mode can run in it; loading libtpu takes two.
 _PROBE_TIMEOUT = 120.0
 
@@ -74,12 +77,15 @@ class Runner:
             return _died(Status.CRASH, _signal(e.returncode), _explain(e))
 
     def baseline(self, mode: str, example: Example) -> tuple[np.ndarray, ...]:
-        """XLA's results on the backend of `mode`; EngineError when that fails."""
+        """XLA's results on the backend of `mode`; EngineError when that fails.
+
+        All modes that run in children share one child for it, so that XLA compiles it once.
+        """
         request = serve.baseline_request(self._case_files, example)
         if MODES[mode].in_process:
             return self._here.answer(request)
         try:
-            return self._child(mode).call(request, self._timeout)
+            return self._child(_BASELINE).call(request, self._timeout)
         except (ChildTimeout, ChildDied) as e:
             raise EngineError(f"the XLA baseline of {example.id} failed: {e}") from e
 

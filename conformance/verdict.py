@@ -33,7 +33,7 @@ MEANING: Mapping[Status, str] = {
     Status.RESOURCE: "VMEM, SMEM or HBM exceeded",
     Status.CRASH: "the process that ran it died",
     Status.TIMEOUT: "no answer in time",
-    Status.UNSUPPORTED: "declared unsupported by the kernel, and checked",
+    Status.UNSUPPORTED: "declared so by the kernel, and checked; or unknown to the executor of IR",
     Status.UNAVAILABLE: "mode or chip not on this machine",
     Status.WAIVED: "known failure, recorded with its reason",
 }
@@ -47,7 +47,7 @@ class Failure:
     """Why a mode has no values.
 
     Attributes:
-      status: WRONG, REJECTED, RESOURCE, CRASH, TIMEOUT or UNAVAILABLE.
+      status: WRONG, REJECTED, RESOURCE, CRASH, TIMEOUT, UNSUPPORTED or UNAVAILABLE.
       phase: "prepare", "trace", "lower", "compile", "run" or "finish".
       error: name of the exception type, "" when there was none.
       message: the whole text.
@@ -65,18 +65,36 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A form of a kernel on its way through a compiler.
+
+    Attributes:
+      name: of the form.
+      values: its results.
+      blame: what is at fault when this is the first form that is wrong.
+    """
+
+    name: str
+    values: tuple[np.ndarray, ...]
+    blame: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a mode saw; the judge makes a verdict of it.
 
     Attributes:
       values: the results as NumPy arrays; None when there are none.
       failure: why there are none.
+      stages: the forms of the kernel on its way through a compiler, first to last, where a mode
+        executes them; `values` are those of the last one.
       compiled: accepted by the compiler (modes that judge no values).
       evidence: numbers and texts worth keeping beside the verdict.
     """
 
     values: tuple[np.ndarray, ...] | None = None
     failure: Failure | None = None
+    stages: tuple[Stage, ...] = ()
     compiled: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,6 +6,8 @@ Passes are told apart by name; their numbers shift between libtpu versions.
 from __future__ import annotations
 
 import base64
+import functools
+import itertools
 import re
 from typing import Any
 
@@ -70,8 +72,17 @@ def _readable(match: re.Match[str]) -> str:
     return f"\\22body\\22: {module.operation.get_asm(enable_debug_info=False)}"
 
 
+_USES = itertools.count()
+_USES_OF_ONE = 100  # types and attributes are never freed while their context lives
+
+
 def _context() -> Any:
-    """A context of its own: JAX reuses its contexts, and unregistered dialects would leak."""
+    """A context of our own: JAX reuses its contexts, and unregistered dialects would leak."""
+    return _new_context(next(_USES) // _USES_OF_ONE)
+
+
+@functools.lru_cache(maxsize=1)
+def _new_context(generation: int) -> Any:
     from jax._src.interpreters import mlir
     from jax._src.lib import tpu
     from jaxlib.mlir import ir

@@ -143,7 +143,7 @@ def _mosaic(folder: Path) -> Iterator[Mosaic]:
 
 
 _BUNDLES_FILE = re.compile(rf"\d+-(?P<hlo>.+)-\d+-{BUNDLES_LABEL}\.txt")
-_BUNDLE = re.compile(r"^ *(?:0x)?[0-9a-f]+ .*?: +(?:> +)*\{", re.M)
+_BUNDLE = re.compile(r"^ *(?:0x)?[0-9a-f]+ .*?: +(?:> *)*\{", re.M)  # one > a loop
 
 
 def _bundles(folder: Path, calls: Collection[str]) -> Iterator[Bundles]:
@@ -174,7 +174,7 @@ def _vmem(folder: Path) -> tuple[int | None, tuple[Vmem, ...]]:
     if start is None:
         raise ValueError(f"{report.name}: no embedded data")
     data, _ = json.JSONDecoder().raw_decode(text, start.end())
-    operations = data["hlo_breakdowns"].items()
+    operations = (data["hlo_breakdowns"] or {}).items()  # null when nothing uses VMEM
     return data["global_info"]["vmem_capacity"], tuple(
         _operation(hlo, entry) for hlo, entry in sorted(operations) if hlo != _WHOLE_PROGRAM
     )

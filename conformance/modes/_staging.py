@@ -6,6 +6,7 @@ Failure that names the phase.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -90,9 +91,12 @@ def _semantics(pallas_call: dict[str, Any]) -> tuple[str, ...]:
 
 def trace(call: Call, args: tuple[Any, ...]) -> Traced:
     """Traces `fn`; a PhaseError of phase "trace" when it raises."""
-    options = call.options
-    fn = call.kernel.fn
-    stage = in_phase("trace", jax.jit(lambda *a: fn(*a, **options)).trace, *args)
+    return trace_function(functools.partial(call.kernel.fn, **call.options), args)
+
+
+def trace_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
+    """Traces a function of arrays alone; a PhaseError of phase "trace" when it raises."""
+    stage = in_phase("trace", jax.jit(lambda *a: fn(*a)).trace, *args)
     calls = tuple(_pallas_calls(stage.jaxpr.jaxpr))
     params = tuple(equation.params for equation in calls)
     prefetched = _prefetched(stage.jaxpr.jaxpr, calls[0]) if calls else None

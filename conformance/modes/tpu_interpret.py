@@ -35,6 +35,7 @@ class _Program:
     params: Any
     pallas_calls: int
     counter: _fetches.Counter | None
+    uncounted: bool  # fetches were asked for, and cannot be counted
 
 
 class TpuInterpret:
@@ -85,6 +86,8 @@ def _run(call: Call, program: _Program, args: tuple[Any, ...]) -> Outcome:
             values = _staging.execute(call, program.compiled, args)
             if program.counter is not None:
                 evidence["fetches"] = program.counter.fetches(args)
+            elif program.uncounted:
+                evidence["fetches"] = None
     except _staging.PhaseError as e:
         pltpu.reset_tpu_interpret_mode_state()
         dispatch.runtime_tokens.clear()  # else the failure is raised again by every later run
@@ -151,8 +154,10 @@ def _program(call: Call, args: tuple[Any, ...], settings: dict[str, Any]) -> _Pr
             counter.watch(traced.pallas_calls[0], traced.prefetched)
         else:
             counter = None
+        asked = call.case.fetches is not None and bool(call.kernel.operands)
         compiled = _staging.compile_traced(traced)
-        return _Program(compiled, params, len(traced.pallas_calls), counter)
+        calls = len(traced.pallas_calls)
+        return _Program(compiled, params, calls, counter, asked and counter is None)
 
 
 def _params(settings: dict[str, Any]) -> Any:

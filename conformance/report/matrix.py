@@ -27,6 +27,8 @@ class Matrix:
         self.refused: Counter[tuple[tuple[str, str], str]] = Counter()
         self.ratio: dict[tuple[str, str], float] = {}
         self.columns: list[str] = []
+        self.executes: dict[str, str] = {}
+        self.unknown: Counter[str] = Counter()
         for row in rows:
             self._add(row)
 
@@ -40,6 +42,10 @@ class Matrix:
             self.cells[kernel][column] += Counter()
             return
         self.cells[kernel][column][Status(row["status"])] += 1
+        if row["status"] == Status.UNSUPPORTED and row["phase"] == "run":
+            self.unknown[row["code"]] += 1
+        if "executes" in row["numbers"]:
+            self.executes[row["mode"]] = row["numbers"]["executes"]
         ratio = row["numbers"].get("error_ratio")
         if ratio is not None:
             self.ratio[kernel] = max(self.ratio.get(kernel, 0.0), ratio)
@@ -92,6 +98,10 @@ def render(matrix: Matrix, width: int, color: bool) -> str:
 def legend(matrix: Matrix) -> list[str]:
     """What the statuses in this matrix mean, one line each."""
     lines = [f"{s} = {MEANING[s]}" for s in Status if matrix.counts()[s]]
+    lines += [f"{mode} executes {what}" for mode, what in sorted(matrix.executes.items())]
+    if matrix.unknown:
+        counts = ", ".join(f"{name} ({n})" for name, n in sorted(matrix.unknown.items()))
+        lines.append(f"examples UNSUPPORTED because the executor does not know: {counts}")
     if matrix.refused:
         lines.append("refused = bad input, refused with the error that the contract asks for")
     lines.append(
