@@ -10,9 +10,11 @@ from mutants import CONTROLS, KERNELS, NO_KERNEL
 
 from conformance import Kernel
 
-__all__ = ["CONTROLS", "MODES", "MUTANTS", "NO_KERNEL", "Mutant"]
+__all__ = ["CHIPS", "COMPILER_REFUSES", "CONTROLS", "MODES", "MUTANTS", "NO_KERNEL", "Mutant"]
 
-MODES = ("interpret", "tpu-interpret")
+MODES = ("interpret", "tpu-interpret", "emulate")
+# The chip whose compiler's IR is executed.
+CHIPS = {"emulate": "v5e"}
 # The HLO interpreter has one core and no DMA, keeps output blocks, and clamps indices.
 HLO_MISSES = ("interpret",)
 
@@ -22,6 +24,41 @@ REVISITED = "^WRONG: .*Revisited block"
 OUTSIDE = "^WRONG: .*Out-of-bounds"
 RACE = "^WRONG: race"
 FETCHES = "^WRONG: values are right, but .* blocks of "
+
+# In compiled arithmetic float32 operands may be rounded to bfloat16; block fetches are counted by
+# the simulator alone.
+EMULATE_MISSES = frozenset(
+    {
+        "masked_matmul/empty_mask_fetched",
+        "masked_matmul/fetches_for_nothing",
+        "masked_matmul/last_block_fetched",
+        "matmul_f32/bfloat16_operands",
+    }
+)
+# Not accepted by the compiler, in part or only by some versions of JAX; a static index out of
+# range may abort it.
+COMPILER_REFUSES = frozenset(
+    {
+        "add/bfloat16_operands",
+        "add/raises",
+        "add/towards_zero",
+        "dsd/bfloat16_accumulator",
+        "matmul/bfloat16_accumulator",
+        "masked_matmul/published_listing",
+        "matmul/bfloat16_terms",
+        "matmul/tail_by_bfloat16",
+        "matmul_activation/erf_gelu",
+        "matmul_activation/rounded_first",
+        "matmul_f32/bfloat16_operands",
+        "matmul_int8/float32_accumulator",
+        "matmul_int8/int16_accumulator",
+        "matmul_int8/no_preferred_type",
+        "matmul_int8/without_the_least",
+        "matmul_prologue/bfloat16_functions",
+        "sum/at_once",
+        "sum_narrow/narrow_accumulator",
+    }
+)
 
 Params = Mapping[str, Any]
 Predicate = Callable[[Params], Any]
@@ -48,9 +85,38 @@ class Mutant:
     says: str
 
     @property
+    def name(self) -> str:
+        """Of its kernel, with the case."""
+        return f"{self.kernel.case}/{self.kernel.name}"
+
+    @property
     def killed_in(self) -> tuple[str, ...]:
         """The modes that must condemn it."""
-        return tuple(mode for mode in MODES if mode not in self.survives)
+        return tuple(mode for mode in MODES if mode not in self.missed_in and self._seen_by(mode))
+
+    @property
+    def missed_in(self) -> tuple[str, ...]:
+        """The modes that are known to miss it: no example fails there."""
+        missed = self.name in EMULATE_MISSES
+        return self.survives + (("emulate",) if missed else ())
+
+    def _seen_by(self, mode: str) -> bool:
+        """Whether the mode judges any of the inputs that show it: bad input is for interpreters."""
+        return mode != "emulate" or self.by != ("negative",)
+
+    def pattern(self, mode: str) -> str:
+        """What a verdict of the mode must match.
+
+        The executor of compiler IR finds some defects by two executions that disagree; some
+        mutants no compiler accepts.
+        """
+        if mode != "emulate":
+            return self.says
+        return "^(WRONG|REJECTED|CRASH): " if self.name in COMPILER_REFUSES else "^WRONG: "
+
+    def kinds(self, mode: str) -> tuple[str, ...]:
+        """The input kinds that must condemn it in a mode."""
+        return tuple(kind for kind in self.by if mode != "emulate" or kind != "negative")
 
 
 def mutant(
