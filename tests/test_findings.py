@@ -18,7 +18,7 @@ from conformance import compiler
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 SECTION = re.compile(r"^## (?P<title>[^\n]+)\n(?P<body>.*?)(?=^## |\Z)", re.M | re.S)
 BLOCK = re.compile(r"^```(?P<kind>\w+) ?(?P<versions>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
-CHECK = re.compile(r"Check failed: .*?(?= \(| *$)", re.M)
+CHECK = re.compile(r"(?:Check failed|Operation not supported): .*?(?= \(| *$)", re.M)
 
 
 def sections() -> dict[str, tuple[list[str], dict[str, str]]]:

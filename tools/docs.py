@@ -2,8 +2,10 @@
 
 python tools/docs.py cases      docs/cases.md, from the cases and the reference kernels
 python tools/docs.py support    docs/support.md, from a run of `pytest --mode aot --chip all`
+python tools/docs.py kills      docs/kills.md and its summary, from a run of all mutants; long
 python tools/docs.py speed      docs/speed.md, from timed runs (tools/measure.py); long
-python tools/docs.py readme     puts docs/support.md and docs/speed.md into README.md
+python tools/docs.py predicted  docs/predicted.md and its table, from compiles; two minutes
+python tools/docs.py readme     puts the generated files into README.md
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import kills
 import measure
+import predict
 
 from conformance.case import Case
 from conformance.loading import DEFAULT_SUBJECT, load_cases, load_subject
@@ -82,11 +87,22 @@ def readme() -> str:
     return _GENERATED.sub(insert, (ROOT / "README.md").read_text())
 
 
-WRITERS = {
-    "cases": (DOCS / "cases.md", cases),
-    "support": (DOCS / "support.md", support),
-    "speed": (DOCS / "speed.md", measure.report),
-    "readme": (ROOT / "README.md", readme),
+def killed() -> dict[Path, str]:
+    """Both tables of mutants, from one run."""
+    found = kills.tally()
+    return {
+        DOCS / "kills.md": kills.every_mutant(found),
+        DOCS / "kills-by-case.md": kills.by_case(found),
+    }
+
+
+WRITERS: dict[str, Callable[[], dict[Path, str]]] = {
+    "cases": lambda: {DOCS / "cases.md": cases()},
+    "support": lambda: {DOCS / "support.md": support()},
+    "kills": killed,
+    "speed": lambda: {DOCS / "speed.md": measure.report()},
+    "predicted": lambda: {DOCS / name: text for name, text in predict.pages().items()},
+    "readme": lambda: {ROOT / "README.md": readme()},
 }
 
 
@@ -94,9 +110,9 @@ def main(names: list[str]) -> None:
     for name in names or ["cases", "readme"]:
         if name not in WRITERS:
             sys.exit(f"{name!r} is not one of {', '.join(WRITERS)}")
-        path, write = WRITERS[name]
-        path.write_text(write())
-        print(f"wrote {path.relative_to(ROOT)}")
+        for path, text in WRITERS[name]().items():
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""The command `conformance`; judging is pytest's."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+
+from conformance import sweep
+
+COMMANDS: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
+    "sweep": ("block sizes by predicted time", sweep.main),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Hands the rest of the command line to the command that it names."""
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
+    known = "; ".join(f"{name}: {what}" for name, (what, _) in COMMANDS.items())
+    parser.add_argument("command", choices=tuple(COMMANDS), help=known)
+    command = parser.parse_args(given[:1]).command
+    COMMANDS[command][1](given[1:])
+
+
+if __name__ == "__main__":
+    main()
