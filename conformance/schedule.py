@@ -153,6 +153,7 @@ class Operation:
       moved: bytes into or out of HBM.
       steps: turns of its first loop, which is over the grid; a pipeline takes more turns than the
         grid has steps, to fill and to drain. 1 without a loop.
+      in_vmem: positions of the operands and results that XLA placed in VMEM.
       regions: its code.
     """
 
@@ -163,6 +164,7 @@ class Operation:
     latency: float
     moved: int
     steps: int
+    in_vmem: frozenset[int] = frozenset()
     regions: tuple[Region, ...] = field(repr=False)
 
     @property
@@ -240,7 +242,7 @@ def predict(
             return Unpredicted(chip=chip.name, reason=f"{dumped.hlo}: {e}")
     cycles = sum(o.cycles + o.stalled for o in operations)
     limits = [
-        *_general_limits(compiled, chip, scalars or {}),
+        *_general_limits(operations, chip, scalars or {}),
         *_limits(operations, cycles, bool(scalars)),
     ]
     return Prediction(
@@ -288,6 +290,7 @@ def operation(
         latency=saved,
         moved=memory.moved,
         steps=next((r.runs for r in regions if r.start in code.loops), 1),
+        in_vmem=frozenset(o.index for o in code.operands.values() if o.memory == "vmem"),
         regions=regions,
     )
 
@@ -316,20 +319,15 @@ def _in_smem(array: np.ndarray) -> Sequence[int]:
     return words
 
 
-def _general_limits(compiled: Any, chip: Chip, scalars: Mapping[int, Any]) -> list[str]:
+def _general_limits(
+    operations: Sequence[Operation], chip: Chip, scalars: Mapping[int, Any]
+) -> list[str]:
     found = []
     if chip.name not in VALIDATED:
         found.append(f"no published timing on {chip.name} to compare with")
     if chip.megacore:
         found.append("one of two cores; what they share is not modelled")
-    placed = (
-        operand.index
-        for dumped in compiled.bundles
-        if dumped.kernel
-        for operand in parse(dumped.text).operands.values()
-        if operand.memory == "vmem"
-    )
-    if not set(placed) <= set(scalars):
+    if any(o.kernel and not o.in_vmem <= set(scalars) for o in operations):
         found.append("XLA placed operands in VMEM; how they get there is not counted")
     return found
 

@@ -6,14 +6,12 @@ By default on every fifth program for one chip; with `--run-slow` on all of them
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import jax
 import pytest
+from ir_mutants import in_compiling_process
 from programs import PROGRAMS, Program
 from programs.departures import DEPARTURES, Departure
 
@@ -45,16 +43,15 @@ def departure(name: str, chip: str) -> Departure | None:
 
 
 def executed(
-    programs: list[Program], chips: tuple[str, ...], directory: Path
+    programs: list[Program], chips: tuple[str, ...]
 ) -> dict[tuple[str, str], dict[str, str]]:
     """(program, chip) -> what came out. What ends its process is a CRASH, and the rest go on."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     todo = [p.name for p in programs]
     while todo:
-        run = _process(todo, chips, directory)
+        run = in_compiling_process(str(EXECUTE), ",".join(chips), *todo, timeout=1200)
         lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
         begun = [line["begins"] for line in lines if "begins" in line]
-        ended = {line["ends"] for line in lines if "ends" in line}
         rows |= {(line["name"], line["chip"]): line for line in lines if "status" in line}
         assert begun, run.stderr[-2000:]
         crash = {"status": "CRASH", "why": run.stderr[-500:]}
@@ -62,20 +59,8 @@ def executed(
             failed = rows.pop((name, ""), crash)
             for chip in chips:
                 rows.setdefault((name, chip), failed)
-        todo = [name for name in todo if name not in ended and name not in begun]
+        todo = [name for name in todo if name not in begun]
     return rows
-
-
-def _process(
-    names: list[str], chips: tuple[str, ...], directory: Path
-) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
-    for key, value in compiler.environment(directory).items():
-        environment.pop(key, None)
-        if value is not None:
-            environment[key] = value
-    command = [sys.executable, str(EXECUTE), ",".join(chips), *names]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
 
 
 def wrong(program: Program, chip: str, row: dict[str, str]) -> str | None:
@@ -92,10 +77,10 @@ def wrong(program: Program, chip: str, row: dict[str, str]) -> str | None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_programs_agree(folder: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_programs_agree(folder: str, request: pytest.FixtureRequest) -> None:
     slow = request.config.getoption("--run-slow")
     programs, chips = chosen(folder, slow), CHIPS if slow else CHIPS[:1]
-    rows = executed(programs, chips, tmp_path)
+    rows = executed(programs, chips)
     found = [(p, chip, wrong(p, chip, rows[p.name, chip])) for p in programs for chip in chips]
     faults = [f"{p.name}@{chip}: {fault}" for p, chip, fault in found if fault is not None]
     assert not faults, "\n".join(faults)

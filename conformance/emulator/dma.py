@@ -15,6 +15,14 @@ class Hang(Exception):
     """A wait that nothing will ever end."""
 
 
+def size_of(ref: Ref) -> int:
+    """Bytes that a wait for a copy to this memref counts."""
+    bits = ref.element.bits
+    for n in ref.shape:
+        bits *= n
+    return bits // 8
+
+
 @dataclass(frozen=True)
 class _Copy:
     source: Ref
@@ -45,8 +53,6 @@ class Dma:
 
     def start(self, source: Ref, target: Ref, semaphore: Ref) -> None:
         """Starts a copy that will signal the semaphore."""
-        from conformance.emulator.ops.dma import size_of
-
         copy = _Copy(source, target, size_of(target))
         if self._late:
             self._pending.setdefault(semaphore.place, deque()).append(copy)

@@ -112,16 +112,11 @@ def extent(dims: Dims) -> int:
 @functools.lru_cache(maxsize=4096)
 def _offsets(axes: tuple[Axis, ...], length: int) -> np.ndarray:
     """Element offset of each index 0..length-1 of one dimension."""
-    index = np.arange(length, dtype=np.intp)
-    total = np.zeros(length, np.intp)
-    for number, (size, unit, stride) in enumerate(axes):
-        part = index // unit
-        total += (part if number == 0 else part % size) * stride
-    return total
+    return np.zeros(length, np.intp) + _offset(axes, np.arange(length, dtype=np.intp))
 
 
-def _offset(axes: tuple[Axis, ...], index: int) -> int:
-    """Element offset of one index, which may be outside of the dimension."""
+def _offset(axes: tuple[Axis, ...], index: Any) -> Any:
+    """Element offset of an index, or of an array of them; it may be outside of the dimension."""
     total = 0
     for number, (size, unit, stride) in enumerate(axes):
         part = index // unit
@@ -132,7 +127,7 @@ def _offset(axes: tuple[Axis, ...], index: int) -> int:
 class Buffer:
     """Some 32-bit words of one memory space."""
 
-    __slots__ = ("elements", "pending", "words")
+    __slots__ = ("elements", "words")
 
     def __init__(self, words: int, poison: Sequence[int]) -> None:
         self.words = np.empty(words, np.uint32)
@@ -303,9 +298,8 @@ def allocate(of: MemRef, shape: Iterable[int], poison: Sequence[int]) -> Ref:
     return Ref(Buffer(-(-words // LANES) * LANES, poison), 0, sizes, of.element, dims)
 
 
-def view(source: Ref, of: MemRef, shape: Sequence[int], offset: int | None = None) -> Ref:
-    """The same memory under another memref type, from `offset` elements of that type."""
-    if offset is None:
-        offset = source.offset * source.element.bits // of.element.bits
+def view(source: Ref, of: MemRef, shape: Sequence[int]) -> Ref:
+    """The same memory under another memref type."""
+    offset = source.offset * source.element.bits // of.element.bits
     sizes = tuple(shape)
     return Ref(source.buffer, offset, sizes, of.element, layout(of, sizes))

@@ -25,8 +25,7 @@ class Window:
     Attributes:
       transform: grid indices and scalar-prefetch memrefs -> block indices; None: all of it.
       bounds: the block's shape.
-      elements: for each dimension, whether the index counts elements rather than blocks;
-        then with (low, high) padding.
+      padding: (low, high) of each dimension, where indices count elements and not blocks.
     """
 
     transform: Callable[..., tuple[int, ...]] | None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from conformance.modes._staging import in_phase
+from conformance.modes._staging import in_phase, inner_jaxprs
 
 # (parameters of the equation, operands) -> results
 PallasCall = Callable[[dict[str, Any], Sequence[Any]], Sequence[Any]]
@@ -65,7 +65,7 @@ class _Step:
 @functools.lru_cache(maxsize=64)
 def _steps(jaxpr: Any) -> tuple[_Step, ...]:
     steps: list[_Step] = []
-    for kernels, run in itertools.groupby(jaxpr.eqns, lambda e: _holds_kernel(e)):
+    for kernels, run in itertools.groupby(jaxpr.eqns, _holds_kernel):
         equations = list(run)
         if kernels:
             steps += [_Step(e.invars, e.outvars, equation=e) for e in equations]
@@ -123,16 +123,8 @@ def _with_kernel(equation: Any, operands: list[Any], pallas_call: PallasCall) ->
 
 def _holds_kernel(equation: Any) -> bool:
     return equation.primitive.name in ("pallas_call", *_OTHER_KERNELS) or any(
-        _holds_kernel(e) for inner in _inner(equation) for e in inner.eqns
+        _holds_kernel(e) for inner in inner_jaxprs(equation) for e in inner.eqns
     )
-
-
-def _inner(equation: Any) -> Iterator[Any]:
-    for value in equation.params.values():
-        for inner in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield inner
 
 
 def _cond(params: dict[str, Any], operands: list[Any], pallas_call: PallasCall) -> list[Any]:

@@ -147,11 +147,17 @@ def _pallas_calls(jaxpr: Any) -> Iterator[Any]:
         if equation.primitive.name == "pallas_call":
             yield equation
             continue
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _pallas_calls(inner)
+        for inner in inner_jaxprs(equation):
+            yield from _pallas_calls(inner)
+
+
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield inner
 
 
 class Programs:

@@ -122,7 +122,6 @@ def main() -> None:
             except Exception:
                 row = {"name": program.name, "chip": "", "status": "ENGINE_ERROR"}
                 print(json.dumps(row | {"why": traceback.format_exc()[-1500:]}), flush=True)
-            print(json.dumps({"ends": program.name}), flush=True)
 
 
 __all__ = ["Status", "report"]

@@ -120,11 +120,11 @@ def operation(*names: str, core: bool = False) -> Callable[[Builder], Builder]:
     return register
 
 
-def elementwise(op: Op, function: Function, inputs: Element | None = None) -> Function:
+def elementwise(op: Op, function: Function) -> Function:
     """`function` on arrays, as a function of arrays or of scalars, whichever the operation has."""
     if isinstance(op.results[0], Vector):
         return function
-    of = inputs or element_of(op.operands[0])
+    of = element_of(op.operands[0])
     result = element_of(op.results[0])
 
     def on_scalars(*values: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.emulator.memory import from_bits
 from conformance.emulator.ops import (
     Function,
     Op,
@@ -123,12 +124,10 @@ def integral(function: Callable[..., Any], of: Element, unsigned: bool = False) 
     if of.bits < 8:
         wide = np.uint8 if unsigned else np.int8
         low = (1 << of.bits) - 1 if unsigned else -1
-        sign = 1 << (of.bits - 1)
 
         def narrow(*values: Any) -> Any:
             out = function(*(v.astype(np.int8).astype(wide) & wide(low) for v in values))
-            out = out.astype(np.int8) & np.int8((1 << of.bits) - 1)
-            return ((out ^ np.int8(sign)) - np.int8(sign)).astype(dtype)
+            return wrap(out, of)
 
         return narrow
     if unsigned:
@@ -275,7 +274,7 @@ def _compare_integers(op: Op) -> Function:
     element = element_of(op.operands[0])
     if predicate < 6:
         function = _ORDER[predicate]
-        return elementwise(op, lambda a, b: function(a, b))
+        return elementwise(op, function)
     function = _ORDER[predicate - 4]
     if element.bits < 8:
         mask = (1 << element.bits) - 1
@@ -351,9 +350,7 @@ def wrap(x: np.ndarray, to: Element) -> np.ndarray:
         return (x & 1).astype(np.bool_)
     if to.bits >= 8:
         return x.astype(to.dtype)
-    sign = 1 << (to.bits - 1)
-    low = x.astype(np.int8) & np.int8((1 << to.bits) - 1)
-    return ((low ^ np.int8(sign)) - np.int8(sign)).astype(to.dtype)
+    return from_bits(x.astype(np.int8) & np.int8((1 << to.bits) - 1), to)
 
 
 def as_unsigned(x: np.ndarray, of: Element) -> np.ndarray:

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.emulator.dma import size_of
 from conformance.emulator.memory import Ref
 from conformance.emulator.ops import Function, Op, Unknown, operation
 from conformance.emulator.types import MemRef
-
-
-def size_of(ref: Ref) -> int:
-    """Bytes that a wait for a copy to this memref counts."""
-    bits = ref.element.bits
-    for n in ref.shape:
-        bits *= n
-    return bits // 8
 
 
 def _only_here(op: Op, extra: tuple[int, ...]) -> None:

@@ -16,7 +16,12 @@ import numpy as np
 from conformance.emulator.memory import from_bits, to_bits
 from conformance.emulator.ops import Function, Op, Unknown, operation
 from conformance.emulator.ops.arith import as_signed, as_unsigned, to_float, to_integer, wrap
-from conformance.emulator.types import Element, Vector
+from conformance.emulator.types import Element, Vector, element
+
+
+def _packing(shape: tuple[int, ...]) -> int:
+    """Elements that share a word of a register."""
+    return shape[2] if len(shape) == 3 else 1
 
 
 def rows(register: np.ndarray) -> np.ndarray:
@@ -89,7 +94,7 @@ def _unpack(op: Op) -> Function:
     """
     source, result, index = op.vector(), op.result(), op.integer("index")
     convert = _convert(source.element, result.element, op.flag("unsigned_integers"))
-    packing = result.shape[2] if len(result.shape) == 3 else 1
+    packing = _packing(result.shape)
     ratio = source.shape[2] // packing
     count = result.shape[0] * packing
     compressed = op.word("pack_format") == "compressed"
@@ -119,7 +124,7 @@ def _pack(op: Op) -> Function:
     source, result = op.vector(), op.result()
     positions = op.integers("positions")
     convert = _convert(source.element, result.element, op.flag("unsigned_integers"))
-    count = source.shape[0] * (source.shape[2] if len(source.shape) == 3 else 1)
+    count = source.shape[0] * _packing(source.shape)
     if op.word("pack_format") == "compressed":
 
         def compressed(core: Any, *parts: np.ndarray) -> np.ndarray:
@@ -130,7 +135,7 @@ def _pack(op: Op) -> Function:
             return register(out, result.shape)
 
         return compressed
-    ratio = result.shape[2] // (source.shape[2] if len(source.shape) == 3 else 1)
+    ratio = result.shape[2] // _packing(source.shape)
 
     def interleaved(core: Any, *parts: np.ndarray) -> np.ndarray:
         out = core.undefined(result).copy()
@@ -146,7 +151,7 @@ def _pack(op: Op) -> Function:
 def _unpack_elementwise(op: Op) -> Function:
     """Interleaved unpacking of what is declared as integers of the wider type."""
     source, result, index = op.vector(), op.result(), op.integer("index")
-    inner = _type_attribute(op.attributes["source_type"])
+    inner = element(op.attributes["source_type"].strip())
     shift = index * inner.bits
     convert = _convert(inner, result.element, unsigned=False)
 
@@ -160,7 +165,7 @@ def _unpack_elementwise(op: Op) -> Function:
 @operation("tpu.pack_elementwise")
 def _pack_elementwise(op: Op) -> Function:
     result = op.result()
-    inner = _type_attribute(op.attributes["target_type"])
+    inner = element(op.attributes["target_type"].strip())
     convert = _convert(op.vector().element, inner, unsigned=False)
     bits = result.element.bits
 
@@ -172,12 +177,6 @@ def _pack_elementwise(op: Op) -> Function:
         return out.view(result.element.dtype)
 
     return pack
-
-
-def _type_attribute(text: str) -> Element:
-    from conformance.emulator.types import element
-
-    return element(text.strip())
 
 
 def _narrow(raw: np.ndarray, of: Element) -> np.ndarray:
@@ -219,7 +218,7 @@ def _subelement_mask(op: Op) -> Function:
 def _pack_mask(op: Op) -> Function:
     """Masks put together like compressed packing."""
     source, result, positions = op.vector(), op.result(), op.integers("positions")
-    count = source.shape[0] * (source.shape[2] if len(source.shape) == 3 else 1)
+    count = source.shape[0] * _packing(source.shape)
 
     def pack(*parts: np.ndarray) -> np.ndarray:
         out = np.zeros((result.shape[0] * result.shape[2], result.shape[1]), np.bool_)
@@ -234,8 +233,8 @@ def _pack_mask(op: Op) -> Function:
 def _mask_cast(op: Op) -> Function:
     """Another number of bits for each word: repeated, or one of those that must be equal."""
     source, shape = op.vector().shape, op.result().shape
-    before = source[2] if len(source) == 3 else 1
-    after = shape[2] if len(shape) == 3 else 1
+    before = _packing(source)
+    after = _packing(shape)
 
     def cast(x: np.ndarray) -> np.ndarray:
         wide = x if x.ndim == 3 else x[..., None]
@@ -284,7 +283,7 @@ class _Layout:
 
     def __init__(self, op: Op, text: str, logical: Vector, native: Vector) -> None:
         self.logical, self.native = logical, native
-        packing = native.shape[2] if len(native.shape) == 3 else 1
+        packing = _packing(native.shape)
         tile = (native.shape[0] * packing, native.shape[1])
         found = _LAYOUT.search(text)
         if found:
