@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Params = Mapping[str, Any]
 Arrays = tuple[np.ndarray, ...]
+Axes = tuple[int | None, ...]
 
 TIERS = ("smoke", "ci", "full")
 PHASES = ("prepare", "trace", "lower", "compile", "run", "finish")
@@ -135,6 +136,12 @@ class Case:
       work: least FLOPs and bytes of a point.
       fetches: (params, arrays) -> for each named operand the most block fetches that the
         contract allows a kernel which uses the given blocks; None when it says nothing.
+      gradient: (params, inputs, arrays, cotangents, arithmetic) -> one Reference for each array,
+        None for one that has no derivative; the cotangents are NumPy arrays, one for each result.
+        Needed by kernels that claim the property "grad".
+      split: params -> (axes of the arrays, axes of the results): cut in two along these axes
+        (None: not cut), each half is a point of the domain whose results are those halves.
+        Needed by kernels that claim the property "shard_map".
       negatives: input to be refused.
       rows: pinned examples as read from the JSON file beside the case.
     """
@@ -151,6 +158,10 @@ class Case:
     baseline: Callable[..., Any]
     work: Callable[[Params], Work]
     fetches: Callable[[Params, Arrays], Mapping[str, int]] | None = None
+    gradient: (
+        Callable[[Params, str, Arrays, Arrays, Arithmetic], tuple[Reference | None, ...]] | None
+    ) = None
+    split: Callable[[Params], tuple[Axes, Axes]] | None = None
     negatives: tuple[Negative, ...] = ()
     rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
@@ -174,6 +185,7 @@ class Kernel:
         the case's negative examples run against it.
       operands: for kernels of a case with `fetches`: the name of each blocked operand of the
         first pallas_call, in order.
+      properties: what else the kernel promises, by name ("vmap", "grad", ...).
     """
 
     case: str
@@ -185,3 +197,4 @@ class Kernel:
     configs: Callable[[Example, Any], Any] | None = None
     checks_inputs: bool = False
     operands: tuple[str, ...] = ()
+    properties: tuple[str, ...] = ()
