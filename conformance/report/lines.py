@@ -22,12 +22,16 @@ class Lines:
     def write(self, verdict: Verdict) -> None:
         """One `write` to a file opened for appending: lines of several workers do not mix."""
         row = verdict.row() | {"subject": self._subject, "worker": self._worker}
-        line = json.dumps(row, default=_plain, allow_nan=False) + "\n"
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        append(self._path, json.dumps(row, default=_plain, allow_nan=False))
+
+
+def append(path: Path, line: str) -> None:
+    """Appends a line with one `write`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 def _plain(value: Any) -> Any:
