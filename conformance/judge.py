@@ -73,7 +73,7 @@ class Judge:
         if outcome.failure is not None:
             if MODES[mode].chips and outcome.failure.phase in ("lower", "compile"):
                 return _of_compilation(kernel, example, chip, outcome)
-            return _of_failure(outcome.failure)
+            return of_failure(outcome.failure)
         if MODES[mode].chips:
             compiled = _of_compilation(kernel, example, chip, outcome)
             if compiled["status"] is not Status.COMPILED:
@@ -106,7 +106,7 @@ class Judge:
 
         def compute() -> float | None:
             values = self._runner.baseline(mode, example)
-            decided = _of_values(values, references)
+            decided = of_values(values, references)
             if decided["status"] is not Status.PASS:
                 raise EngineError(
                     f"XLA's own result breaks the bound on {example.id}: {decided['why']}; "
@@ -149,7 +149,7 @@ def _of_compilation(
     """
     numbers = {"numbers": outcome.evidence}
     try:
-        declared = _declared(kernel, example, chip)
+        declared = declared(kernel, example, chip)
     except Exception as e:
         why = f"unsupported(example, chip) raised {type(e).__name__}: {e}"
         return {"status": Status.WRONG, "phase": "compile", "why": why} | numbers
@@ -158,20 +158,21 @@ def _of_compilation(
             return {"status": Status.COMPILED} | numbers
         why = f"declared unsupported ({declared}), but the compiler accepts it"
         return {"status": Status.WRONG, "phase": "compile", "why": why} | numbers
-    decided = _of_failure(outcome.failure) | numbers
+    decided = of_failure(outcome.failure) | numbers
     if declared is not None and outcome.failure.status in (Status.REJECTED, Status.RESOURCE):
         return decided | {"status": Status.UNSUPPORTED, "why": f"{declared}: {decided['why']}"}
     return decided
 
 
-def _declared(kernel: Kernel, example: Example, chip: str | None) -> str | None:
+def declared(kernel: Kernel, example: Example, chip: str | None) -> str | None:
     """Why the kernel says that it does not support an example on a chip, or None."""
     if kernel.unsupported is None or chip is None:
         return None
     return kernel.unsupported(example, chips.get(chip))
 
 
-def _of_failure(failure: Failure) -> dict[str, Any]:
+def of_failure(failure: Failure) -> dict[str, Any]:
+    """The verdict on a call without values, as fields of a Verdict."""
     kind = f"{failure.error}: " if failure.error else ""
     text = failure.clause or _shortened(failure.message)
     if failure.code:
@@ -191,7 +192,8 @@ def _shortened(message: str, limit: int = 1200) -> str:
     return message if len(message) <= limit else "... " + message[-limit:]
 
 
-def _of_values(values: tuple[np.ndarray, ...], references: tuple[Reference, ...]) -> dict[str, Any]:
+def of_values(values: tuple[np.ndarray, ...], references: tuple[Reference, ...]) -> dict[str, Any]:
+    """The verdict on values, as fields of a Verdict, and the worst error by what is allowed."""
     if len(values) != len(references):
         why = f"{len(values)} results, expected {len(references)}"
         return {"status": Status.WRONG, "phase": "run", "why": why, "ratio": None}
@@ -213,11 +215,11 @@ def _of_values(values: tuple[np.ndarray, ...], references: tuple[Reference, ...]
 def _of_stages(outcome: Outcome, references: tuple[Reference, ...]) -> dict[str, Any]:
     """Of the first form that is wrong, with whose fault that is; else of the last form."""
     for stage in outcome.stages:
-        decided = _of_values(stage.values, references)
+        decided = of_values(stage.values, references)
         if decided["status"] is not Status.PASS:
             return decided | {"why": f"{decided['why']}; {stage.blame}"}
     assert outcome.values is not None
-    return _of_values(outcome.values, references)
+    return of_values(outcome.values, references)
 
 
 def _which(number: int, count: int, comparison: Comparison) -> str:
@@ -231,7 +233,7 @@ def _decide_negative(negative: Negative, outcome: Outcome) -> dict[str, Any]:
     if failure is None:
         why = f"accepted, but the contract asks for {asked}"
         return {"status": Status.WRONG, "phase": negative.phase, "why": why}
-    decided = _of_failure(failure)
+    decided = of_failure(failure)
     if failure.status not in (Status.REJECTED, Status.RESOURCE):
         return decided
     as_asked = (

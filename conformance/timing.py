@@ -11,17 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from conformance.case import Params
 from conformance.roofline import Roofline, utilization
 from conformance.schedule import DISPATCH
+from conformance.strategies import rng_of
 from conformance.targets import Standing, Target, standing
-from conformance.verdict import Status
+from conformance.verdict import Failure, Status
 
 MEASURED = "measured"
 
 # Of a gradient: the function, its pullback alone, and both together. Everything else is "forward".
 FORWARD = "forward"
 PARTS = (FORWARD, "vjp", "both")
+
+# Cotangents are drawn apart from the operands, whose seeds are small.
+_COTANGENTS = 2**31
 
 # The least number of traces that a time is the median of.
 SAMPLES = 5
@@ -38,6 +44,14 @@ class ClockError(Exception):
     """A call whose device time cannot be told; the message says why."""
 
 
+class CallFailed(Exception):
+    """A program that did not compile or run, so that there is no time."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One call of a program, timed.
@@ -45,12 +59,14 @@ class Sample:
     Attributes:
       wall: host seconds from the call to the results.
       device: seconds that the device was busy with it.
+      kernel: of these in Pallas kernels; None where they cannot be told apart.
       ops: seconds of each operation on the device, by name.
       results: what the program returned; to be judged, as the time of wrong values is worthless.
     """
 
     wall: float
     device: float
+    kernel: float | None = None
     ops: Mapping[str, float] = field(default_factory=dict)
     results: Any = field(default=None, repr=False)
 
@@ -84,6 +100,37 @@ def check(sample: Sample) -> Sample:
                 f"operation {name} took {seconds:.6g} s of {sample.device:.6g} s on the device"
             )
     return sample
+
+
+# --------------------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What of a function is timed.
+
+    Attributes:
+      name: one of PARTS.
+      results: for a contract that has gradients among its results, the positions of those that
+        belong to the part; empty for all results of a function, or where JAX differentiates it.
+    """
+
+    name: str = FORWARD
+    results: tuple[int, ...] = ()
+
+    @property
+    def pulls_back(self) -> bool:
+        """Whether it calls the function's pullback, on cotangents."""
+        return self.name != FORWARD and not self.results
+
+
+def cotangents(
+    results: Sequence[tuple[tuple[int, ...], np.dtype]], seed: int
+) -> tuple[np.ndarray, ...]:
+    """Normally distributed cotangents for results of these shapes and dtypes."""
+    rng = rng_of(_COTANGENTS + seed)
+    drawn = (rng.standard_normal(shape).astype(np.float32) for shape, _ in results)
+    return tuple(a.astype(dtype) for a, (_, dtype) in zip(drawn, results, strict=True))
 
 
 # --------------------------------------------------------------------------- timings
@@ -188,22 +235,27 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 # --------------------------------------------------------------------------- standing
 
 
-def device_target(target: Target | None) -> tuple[float | None, str]:
+def device_target(
+    target: Target | None, limits: Roofline | None = None
+) -> tuple[float | None, str]:
     """Device seconds to compare with, and what they are, or why there are none.
 
-    A published wall time includes dispatch, which the fitted overhead stands for.
+    A published wall time includes dispatch, which the fitted overhead stands for. A target above
+    the roofline was not published for the work of this point.
     """
     if target is None:
         return None, ""
-    if not target.measured.startswith("wall time"):
-        return target.value, f"{target.id}: published device time"
-    dispatch, published = DISPATCH.value, f"published wall time {target.value * 1e3:.4g} ms"
-    if dispatch > _MOST_DISPATCH * target.value:
-        return None, f"{target.id}: {published} is mostly dispatch ({dispatch * 1e3:.3g} ms)"
-    return (
-        target.value - dispatch,
-        f"{target.id}: {published} less {dispatch * 1e3:.3g} ms of dispatch ({DISPATCH.kind})",
-    )
+    seconds, text = target.value, f"{target.id}: published device time"
+    if target.measured.startswith("wall time"):
+        dispatch, published = DISPATCH.value, f"published wall time {target.value * 1e3:.4g} ms"
+        if dispatch > _MOST_DISPATCH * target.value:
+            return None, f"{target.id}: {published} is mostly dispatch ({dispatch * 1e3:.3g} ms)"
+        seconds -= dispatch
+        less = f"less {dispatch * 1e3:.3g} ms of dispatch ({DISPATCH.kind})"
+        text = f"{target.id}: {published} {less}"
+    if limits is not None and not utilization(limits, seconds).valid:
+        return None, f"{target.id}: published for less work than this point has"
+    return seconds, text
 
 
 def stands(

@@ -1,4 +1,4 @@
-"""Mode `tpu`: the compiled kernel on the attached TPU. Values.
+"""Mode `tpu`: the compiled kernel on the attached TPU. Values, and times.
 
 Runs in the pytest process, the only one that may hold the device.
 """
@@ -6,12 +6,17 @@ Runs in the pytest process, the only one that may hold the device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
+import numpy as np
 
-from conformance.modes import Call, _staging
+from conformance import chips
+from conformance.chips import Chip
+from conformance.modes import Call, _staging, _timing
+from conformance.modes._profiler import ProfilerClock
 from conformance.numerics import COMPILED
+from conformance.timing import CallFailed, Clock, Part, Sample
 from conformance.verdict import Outcome
 
 
@@ -25,7 +30,11 @@ class Tpu:
     in_process = True
     values = True
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        """Args:
+        clock: what times calls, if not the profiler.
+        """
+        self.clock: Clock = clock or ProfilerClock()
         self._programs = _staging.Programs()
 
     def environment(self) -> Mapping[str, str | None]:
@@ -47,6 +56,25 @@ class Tpu:
             return Outcome(values=_staging.execute(call, program, args))
         except _staging.PhaseError as e:
             return _staging.failed(e.failure())
+
+    def attached(self) -> Chip:
+        """The chip of this machine; ValueError for one that the suite does not know."""
+        device = jax.devices("tpu")[0]
+        return chips.of_device(device.device_kind, getattr(device, "num_cores", 1))
+
+    def samples(
+        self, calls: Iterable[Call], part: Part, *, xla: bool = False
+    ) -> Iterator[tuple[Sample, tuple[np.ndarray, ...]]]:
+        """Times and values of a kernel's calls, or of XLA's own code; the first call warms up.
+
+        Raises:
+          CallFailed: it does not compile or run.
+          ClockError: no device time can be told.
+        """
+        try:
+            yield from _timing.samples(calls, part, self.clock, xla)
+        except _staging.PhaseError as e:
+            raise CallFailed(e.failure()) from e
 
 
 @functools.cache

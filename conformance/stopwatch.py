@@ -1,0 +1,192 @@
+"""(case, kernel, point) -> Timings: fresh operands for every trace, XLA beside, values judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from conformance.benchmarks import Point, xla_target
+from conformance.case import Case, Kernel
+from conformance.chips import Chip
+from conformance.judge import of_failure, of_values
+from conformance.modes import Call
+from conformance.numerics import Arithmetic, Reference
+from conformance.roofline import NoPeak, Roofline, roofline
+from conformance.serve import bind
+from conformance.targets import XLA, Standing, Target
+from conformance.timing import (
+    FORWARD,
+    MEASURED,
+    PARTS,
+    SAMPLES,
+    CallFailed,
+    ClockError,
+    Part,
+    Sample,
+    Timing,
+    cotangents,
+    device_target,
+    stands,
+)
+from conformance.verdict import Status
+
+
+class Timer(Protocol):
+    """A mode that can time calls (`conformance.modes.tpu`)."""
+
+    arithmetic: Arithmetic
+
+    def samples(
+        self, calls: Iterable[Call], part: Part, *, xla: bool = False
+    ) -> Iterator[tuple[Sample, tuple[np.ndarray, ...]]]:
+        """Times and values of all calls but the first."""
+
+
+def parts(kernel: Kernel, point: Point) -> tuple[Part, ...]:
+    """What is timed: the function, and of one that has a gradient the pullback and both."""
+    if point.parts:
+        return tuple(Part(name=name, results=results) for name, results in point.parts.items())
+    names = PARTS if "grad" in kernel.properties else (FORWARD,)
+    return tuple(Part(name=name) for name in names)
+
+
+class Stopwatch:
+    """Times kernels on one chip."""
+
+    def __init__(
+        self, timer: Timer, chip: Chip, targets: Sequence[Target], samples: int = SAMPLES
+    ) -> None:
+        """Args:
+        targets: published times, for XLA's own code; a point has the kernel's.
+        samples: traces for each time.
+        """
+        self._timer = timer
+        self._chip = chip
+        self._targets = targets
+        self._samples = max(samples, SAMPLES)
+
+    def time(self, case: Case, kernel: Kernel, point: Point) -> list[Timing]:
+        """Two timings for each part: XLA's own code, then the kernel compared with it."""
+        found = []
+        for part in parts(kernel, point):
+            xla = self._time(case, kernel, point, part, xla=True)
+            ours = self._time(case, kernel, point, part)
+            found += [xla, replace(ours, xla_seconds=xla.seconds)]
+        return found
+
+    def _time(
+        self, case: Case, kernel: Kernel, point: Point, part: Part, *, xla: bool = False
+    ) -> Timing:
+        # The contract's work is that of all its results, once.
+        whole = part == Part() or (part.results and part.name == "both")
+        limits = limits_of(case, point, self._chip) if whole else None
+        target = xla_target(case, point.params, self._chip.name, self._targets)
+        seconds, described = device_target(target if xla else point.target, limits)
+        if part.name != FORWARD:
+            seconds, described = None, ""
+        timing = Timing(
+            case=case.name,
+            kernel=XLA if xla else kernel.name,
+            part=part.name,
+            point=point.id,
+            params=point.params,
+            inputs=point.inputs,
+            chip=self._chip.name,
+            label=MEASURED,
+            seconds=(),
+            least_seconds=limits.least_seconds if limits else None,
+            compute_seconds=limits.compute_seconds if limits else None,
+            target_seconds=seconds,
+            target=described,
+            standing=Standing.INVALID,
+        )
+        try:
+            return self._sampled(timing, limits, case, kernel, point, part)
+        except CallFailed as e:
+            decided = of_failure(e.failure)
+            return replace(timing, status=decided["status"], why=decided["why"])
+        except ClockError as e:
+            return replace(timing, why=str(e))
+
+    def _sampled(
+        self,
+        timing: Timing,
+        limits: Roofline | None,
+        case: Case,
+        kernel: Kernel,
+        point: Point,
+        part: Part,
+    ) -> Timing:
+        """The timing with its samples; values are judged as they come, and not kept."""
+        xla = timing.kernel == XLA
+        taken, calls = [], _Calls(case, kernel, point, 1 + self._samples)
+        for sample, values in self._timer.samples(calls, part, xla=xla):
+            taken.append(replace(sample, results=None))
+            if xla:
+                continue
+            decided = of_values(values, self._references(calls.last, part))
+            if decided["status"] is not Status.PASS:
+                why = f"values are WRONG: {decided['why']} (seed {calls.last.example.seed})"
+                return replace(timing, status=decided["status"], why=why)
+        kernels = [s.kernel for s in taken if s.kernel is not None]
+        seconds = tuple(s.device for s in taken)
+        standing, why = stands(seconds, limits, timing.target_seconds)
+        return replace(
+            timing,
+            seconds=seconds,
+            wall_seconds=tuple(s.wall for s in taken),
+            kernel_seconds=tuple(kernels) if len(kernels) == len(taken) else (),
+            status=None if xla else Status.PASS,
+            standing=standing,
+            why=why,
+        )
+
+    def _references(self, call: Call, part: Part) -> tuple[Reference, ...]:
+        case, example = call.case, call.example
+        found = case.reference(example.params, example.inputs, call.arrays, self._timer.arithmetic)
+        if part.results:
+            return tuple(found[n] for n in part.results)
+        if not part.pulls_back:
+            return found
+        gradients = self._gradients(call, found)
+        return gradients if part.name == "vjp" else (*found, *gradients)
+
+    def _gradients(self, call: Call, results: Sequence[Reference]) -> tuple[Reference, ...]:
+        case, example = call.case, call.example
+        if case.gradient is None:
+            raise ValueError(
+                f"kernel {call.kernel.name!r} claims the property 'grad', but case {case.name!r} "
+                "has no gradient"
+            )
+        drawn = cotangents([(r.value.shape, r.dtype) for r in results], example.seed)
+        arithmetic = self._timer.arithmetic
+        found = case.gradient(example.params, example.inputs, call.arrays, drawn, arithmetic)
+        return tuple(g for g in found if g is not None)
+
+
+class _Calls:
+    """Calls of one kernel at one point, each with arrays of its own, made when they are needed."""
+
+    def __init__(self, case: Case, kernel: Kernel, point: Point, count: int) -> None:
+        self._make: Callable[[int], Call] = lambda seed: bind(
+            case, kernel, point.example(seed), None
+        )
+        self._count = count
+        self.last: Call
+
+    def __iter__(self) -> Iterator[Call]:
+        for seed in range(self._count):
+            self.last = self._make(seed)
+            yield self.last
+
+
+def limits_of(case: Case, point: Point, chip: Chip) -> Roofline | None:
+    """The roofline of a point; None where JAX publishes no peak for its dtype."""
+    dtype = str(point.params.get("dtype", "float32"))
+    try:
+        return roofline(case.work(point.params), chip, dtype)
+    except NoPeak:
+        return None
