@@ -17,6 +17,7 @@ import jsonschema
 from conformance.case import Case, Example, Kernel, Params
 from conformance.loading import LoadError, bundled, check_params, schema
 from conformance.targets import XLA, Target
+from conformance.timing import FORWARD, PARTS, Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,14 @@ def _of_target(target: Target, case: Case) -> Point:
         inputs="normal" if "normal" in legal else legal[0],
         target=target,
     )
+
+
+def parts(kernel: Kernel, point: Point) -> tuple[Part, ...]:
+    """What is timed: the function, and of one that has a gradient the pullback and both."""
+    if point.parts:
+        return tuple(Part(name=name, results=results) for name, results in point.parts.items())
+    names = PARTS if "grad" in kernel.properties else (FORWARD,)
+    return tuple(Part(name=name) for name in names)
 
 
 def xla_target(case: Case, params: Params, chip: str, targets: Sequence[Target]) -> Target | None:

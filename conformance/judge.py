@@ -149,18 +149,18 @@ def _of_compilation(
     """
     numbers = {"numbers": outcome.evidence}
     try:
-        declared = declared(kernel, example, chip)
+        claim = declared(kernel, example, chip)
     except Exception as e:
         why = f"unsupported(example, chip) raised {type(e).__name__}: {e}"
         return {"status": Status.WRONG, "phase": "compile", "why": why} | numbers
     if outcome.failure is None:
-        if declared is None:
+        if claim is None:
             return {"status": Status.COMPILED} | numbers
-        why = f"declared unsupported ({declared}), but the compiler accepts it"
+        why = f"declared unsupported ({claim}), but the compiler accepts it"
         return {"status": Status.WRONG, "phase": "compile", "why": why} | numbers
     decided = of_failure(outcome.failure) | numbers
-    if declared is not None and outcome.failure.status in (Status.REJECTED, Status.RESOURCE):
-        return decided | {"status": Status.UNSUPPORTED, "why": f"{declared}: {decided['why']}"}
+    if claim is not None and outcome.failure.status in (Status.REJECTED, Status.RESOURCE):
+        return decided | {"status": Status.UNSUPPORTED, "why": f"{claim}: {decided['why']}"}
     return decided
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from conformance.benchmarks import Point, load_points, parts, points_of
 from conformance.case import TIERS, Case, Example, Kernel, Negative
 from conformance.examples import GENERATED, ReplayError, for_case, parse_id
 from conformance.expectations import Expectation, ExpectationError
@@ -21,6 +22,8 @@ from conformance.loading import (
     subject_folder,
 )
 from conformance.modes import MODES
+from conformance.targets import Target, load_targets
+from conformance.timing import Part
 
 Column = tuple[str, str | None]
 
@@ -48,6 +51,7 @@ class Options:
     replay: tuple[str, ...]
     timeout: float
     expectations: str | None
+    benchmark: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,7 @@ class Plan:
       columns: (mode, chip) pairs.
       modes_by_name: a mode that was asked for by name must be there.
       replay, replay_negatives: the only examples to judge, if any.
+      points, targets: where kernels are timed, and published times; none without --benchmark.
       complete: nothing narrows the examples, so that an expectation which covers no verdict of
         its mode and chip is out of date.
     """
@@ -75,6 +80,8 @@ class Plan:
     replay: tuple[Example, ...]
     replay_negatives: tuple[tuple[str, str], ...]
     expectations: tuple[Expectation, ...]
+    points: tuple[Point, ...]
+    targets: tuple[Target, ...]
     complete: bool
 
     def examples(self, kernel: Kernel, mode: str) -> list[Example]:
@@ -94,6 +101,20 @@ class Plan:
         if self.replay or self.replay_negatives:
             return [n for n in found if (kernel.case, n.name) in self.replay_negatives]
         return found
+
+    def timed(self, kernel: Kernel, chip: str) -> list[tuple[Point, Part]]:
+        """The points at which a kernel is timed on a chip, and what is timed there."""
+        points = points_of(
+            kernel,
+            chip,
+            self.cases[kernel.case],
+            self.subject.kernels,
+            self.points,
+            self.targets,
+        )
+        if self.replay or self.replay_negatives:
+            points = [_replayed_point(e, points) for e in self.replay if e.case == kernel.case]
+        return [(point, part) for point in points for part in parts(kernel, point)]
 
     def left_out(self) -> list[str]:
         """Lines about pinned examples that the run cannot afford: nothing is skipped silently."""
@@ -117,6 +138,15 @@ class Plan:
         return self.complete and judged == wanted
 
 
+def _replayed_point(example: Example, points: Sequence[Point]) -> Point:
+    """An example as a point to time kernels at; one of `points` if it is there."""
+    for point in points:
+        if point.params == example.params and point.inputs == example.inputs:
+            return point
+    text = example.pinned or ",".join(f"{k}={v}" for k, v in example.params.items())
+    return Point(id=text, case=example.case, params=example.params, inputs=example.inputs)
+
+
 def _one_each(examples: tuple[Example, ...]) -> list[Example]:
     """The first example of each point: for modes that look at no values."""
     return list({repr(sorted(e.params.items())): e for e in reversed(examples)}.values())[::-1]
@@ -128,6 +158,8 @@ def make_plan(options: Options) -> Plan:
     try:
         cases = load_cases(case_files)
         subject = load_subject(options.subject, tuple(cases))
+        points = load_points(cases) if options.benchmark else ()
+        targets = load_targets(cases) if options.benchmark else ()
     except LoadError as e:
         raise PlanError(str(e)) from e
     if options.max_examples is not None and options.max_examples < 0:
@@ -152,6 +184,8 @@ def make_plan(options: Options) -> Plan:
         replay=replay,
         replay_negatives=negatives,
         expectations=_expectations(options),
+        points=points,
+        targets=targets,
         complete=not (
             options.cases
             or options.kernels

@@ -15,20 +15,24 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from conformance.case import TIERS
+from conformance.chips import Chip
 from conformance.expectations import stale
 from conformance.judge import Judge
 from conformance.loading import DEFAULT_SUBJECT
 from conformance.modes import MODES
 from conformance.plan import Column, Options, Plan, PlanError, absolute, make_plan
+from conformance.report import timings
 from conformance.report.lines import Lines, read
 from conformance.report.matrix import Matrix, render
 from conformance.report.support import Support
 from conformance.runner import Runner
+from conformance.stopwatch import Stopwatch, Timed, Timer
+from conformance.timing import FORWARD
 from conformance.verdict import Status
 
 _OPTIONS = pytest.StashKey[Options]()
@@ -39,6 +43,12 @@ _CONFORMS = pytest.StashKey[bool]()
 
 _LOG_WIDTH = 160  # of the matrix where there is no terminal to fit it to
 _INPUT = "conformance"  # key of what the controller tells xdist workers
+
+# What pytest-benchmark warns of when a kernel has no time: the run says so itself.
+_NOT_TIMED = ("Benchmark fixture was not used", "Not saving anything, no benchmarks")
+
+# How many chips a machine has, where its device files do not say.
+_CHIPS = "CONFORMANCE_TPU_CHIPS"
 
 _HELP = {
     "--mode": ("NAMES", f"modes, comma separated, or all: {', '.join(MODES)}"),
@@ -97,6 +107,7 @@ def _options(config: pytest.Config) -> Options:
         replay=tuple(config.getoption("--replay") or ()),
         timeout=config.getoption("--example-timeout"),
         expectations=None if expectations is None else str(Path(expectations).resolve()),
+        benchmark=config.getoption("--benchmark"),
     )
 
 
@@ -116,6 +127,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except PlanError as e:
         raise pytest.UsageError(str(e)) from e
     config.stash[_RESULTS] = _results_file(config)
+    for warning in _NOT_TIMED:
+        config.addinivalue_line("filterwarnings", f"ignore:{warning}")
     config.pluginmanager.register(_Session(config), "conformance-session")
 
 
@@ -151,8 +164,35 @@ def _check_hardware_options(config: pytest.Config) -> None:
             "--benchmark needs --tpu: device time is measured on an attached TPU; "
             "predicted time without one is not there yet"
         )
-    if tpu and workers:
-        raise pytest.UsageError("--tpu cannot be used with -n: one process owns the TPU")
+    if benchmark and not config.pluginmanager.hasplugin("pytest-benchmark"):
+        raise pytest.UsageError("--benchmark needs the plugin pytest_benchmark.plugin (-p)")
+    wanted = len(getattr(config.option, "tx", None) or ())
+    if tpu and wanted and not hasattr(config, "workerinput") and wanted > attached_chips():
+        raise pytest.UsageError(
+            f"--tpu -n {wanted}: each worker has a chip of its own, but this machine has "
+            f"{attached_chips()}"
+        )
+
+
+def attached_chips() -> int:
+    """TPU chips of this machine, by their device files: libtpu would take hold of them."""
+    told = os.environ.get(_CHIPS)
+    if told is not None:
+        if not told.isdecimal():
+            raise pytest.UsageError(f"{_CHIPS}={told}: must be the number of chips")
+        return int(told)
+    numbered = [p for p in Path("/dev/vfio").glob("*") if p.name.isdecimal()]
+    return len(list(Path("/dev").glob("accel[0-9]*"))) or len(numbered)
+
+
+def _own_chip(number: int) -> dict[str, str]:
+    """The environment in which libtpu sees one chip of a host, as a host of its own."""
+    return {
+        "TPU_VISIBLE_CHIPS": str(number),
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
 
 
 def _results_file(config: pytest.Config) -> Path:
@@ -164,7 +204,8 @@ def _results_file(config: pytest.Config) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not config.option.collectonly:
-            (path / "results.jsonl").unlink(missing_ok=True)
+            for name in ("results.jsonl", timings.FILE):
+                (path / name).unlink(missing_ok=True)
     except OSError as e:
         raise pytest.UsageError(f"--report {directory}: cannot be written to: {e}") from e
     return path / "results.jsonl"
@@ -192,6 +233,13 @@ class _Nodes:
     """Tells xdist workers what the controller was told."""
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
+        """A chip for each worker, before anything is loaded there."""
+        if config.getoption("--tpu"):
+            for number, spec in enumerate(specs):
+                spec.env |= _own_chip(number)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[_INPUT] = {
             "results": str(node.config.stash[_RESULTS]),
@@ -205,13 +253,48 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test a kernel and mode@chip."""
+    """One test a kernel and mode@chip; one a kernel, point and part that is timed."""
+    if "timed" in metafunc.fixturenames:
+        found = _timed(metafunc.config.stash[_PLAN])
+        metafunc.parametrize("timed", list(found.values()), ids=list(found))
     if "judged_kernel" not in metafunc.fixturenames:
         return
     plan = metafunc.config.stash[_PLAN]
     pairs = [(k, c) for k in plan.kernels for c in plan.columns]
     ids = [f"{k.case}/{k.name}-{_column(c)}" for k, c in pairs]
     metafunc.parametrize(("judged_kernel", "column"), pairs, ids=ids)
+
+
+def pytest_pycollect_makeitem(name: str, collector: pytest.Collector) -> list[pytest.Item] | None:
+    """Without --benchmark there is no test of times, not even one that is skipped."""
+    if name == "test_meets_target" and not collector.config.stash[_OPTIONS].benchmark:
+        return []
+    return None
+
+
+def _timed(plan: Plan) -> dict[str, Timed]:
+    """What is timed, by id; one for each kernel that says why nothing can be timed."""
+    chip = _attached()
+    if isinstance(chip, str):
+        return {f"{k.case}/{k.name}": Timed(k, unavailable=chip) for k in plan.kernels}
+    found = {}
+    for kernel in plan.kernels:
+        for point, part in plan.timed(kernel, chip.name):
+            name = point.id if part.name == FORWARD else f"{point.id}-{part.name}"
+            found[f"{kernel.case}/{kernel.name}-{name}@{chip.name}"] = Timed(kernel, point, part)
+    return found
+
+
+def _timer() -> Timer:
+    return cast(Timer, MODES["tpu"])
+
+
+def _attached() -> Chip | str:
+    """The chip of this machine, or why it has none to time on."""
+    try:
+        return MODES["tpu"].unavailable(None) or _timer().attached()
+    except ValueError as e:
+        return str(e)
 
 
 def _column(column: Column) -> str:
@@ -246,6 +329,23 @@ def lines(request: pytest.FixtureRequest, plan: Plan) -> Lines:
     return Lines(request.config.stash[_RESULTS], plan.subject.spec, worker)
 
 
+@pytest.fixture(scope="session")
+def stopwatch(request: pytest.FixtureRequest, plan: Plan) -> Stopwatch | None:
+    """Times kernels on the attached chip; None where there is none."""
+    chip = _attached()
+    if isinstance(chip, str):
+        return None
+    rounds = request.config.getoption("benchmark_min_rounds")
+    return Stopwatch(_timer(), chip, plan.targets, rounds)
+
+
+@pytest.fixture(scope="session")
+def timing_lines(request: pytest.FixtureRequest, plan: Plan) -> timings.Timings:
+    """Where times are written."""
+    directory = request.config.stash[_RESULTS].parent
+    return timings.Timings(directory / timings.FILE, plan.subject.spec)
+
+
 # --------------------------------------------------------------------------- the end of a run
 
 
@@ -271,19 +371,29 @@ def _problems(config: pytest.Config) -> list[str]:
         r["mode"] == "tpu" and r["status"] == Status.PASS for r in rows
     ):
         problems.append("--tpu was given, but nothing passed on a TPU")
+    if config.getoption("--benchmark") and not any(r["seconds"] for r in _times(config)):
+        problems.append("--benchmark was given, but nothing was timed")
     return problems
+
+
+def _times(config: pytest.Config) -> list[dict[str, Any]]:
+    return list(read(config.stash[_RESULTS].parent / timings.FILE))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The matrix, what is wrong with the run as a whole, and where the results are."""
-    rows = list(read(config.stash[_RESULTS]))
+    rows, times = list(read(config.stash[_RESULTS])), _times(config)
     if rows:
         _show(terminalreporter, config.stash[_PLAN], rows)
+    if times:
+        _show_times(terminalreporter, times)
     for problem in config.stash.get(_PROBLEMS, []):
         terminalreporter.write_line(problem, red=True)
-    if rows and config.getoption("--report"):
+    if (rows or times) and config.getoption("--report"):
         directory = config.stash[_RESULTS].parent
         _write_report(directory, rows)
+        if times:
+            (directory / "times.txt").write_text(timings.render(times, _LOG_WIDTH, False))
         terminalreporter.write_line(f"report: {directory}")
 
 
@@ -298,8 +408,17 @@ def _show(terminalreporter: Any, plan: Plan, rows: list[dict[str, Any]]) -> None
         terminalreporter.write_line(line)
 
 
+def _show_times(terminalreporter: Any, times: list[dict[str, Any]]) -> None:
+    writer = terminalreporter._tw
+    width = writer.fullwidth if writer.hasmarkup else _LOG_WIDTH
+    terminalreporter.write_line("")
+    terminalreporter.write(timings.render(times, width, writer.hasmarkup))
+
+
 def _write_report(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The matrix and, where chips were judged, the support matrix, beside results.jsonl."""
+    if not rows:
+        return
     (directory / "matrix.txt").write_text(render(Matrix(rows), _LOG_WIDTH, False))
     for name, mode in MODES.items():
         support = Support(rows, name, mode.chips)

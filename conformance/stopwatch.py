@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +20,8 @@ from conformance.targets import XLA, Standing, Target
 from conformance.timing import (
     FORWARD,
     MEASURED,
-    PARTS,
     SAMPLES,
+    WHOLE,
     CallFailed,
     ClockError,
     Part,
@@ -39,18 +39,27 @@ class Timer(Protocol):
 
     arithmetic: Arithmetic
 
+    def attached(self) -> Chip:
+        """The chip of this machine; ValueError for one that the suite does not know."""
+
     def samples(
         self, calls: Iterable[Call], part: Part, *, xla: bool = False
     ) -> Iterator[tuple[Sample, tuple[np.ndarray, ...]]]:
         """Times and values of all calls but the first."""
 
 
-def parts(kernel: Kernel, point: Point) -> tuple[Part, ...]:
-    """What is timed: the function, and of one that has a gradient the pullback and both."""
-    if point.parts:
-        return tuple(Part(name=name, results=results) for name, results in point.parts.items())
-    names = PARTS if "grad" in kernel.properties else (FORWARD,)
-    return tuple(Part(name=name) for name in names)
+@dataclass(frozen=True)
+class Timed:
+    """What one test times.
+
+    Attributes:
+      unavailable: why nothing can be timed; then there is no point.
+    """
+
+    kernel: Kernel
+    point: Point | None = None
+    part: Part = WHOLE
+    unavailable: str = ""
 
 
 class Stopwatch:
@@ -64,26 +73,23 @@ class Stopwatch:
         samples: traces for each time.
         """
         self._timer = timer
-        self._chip = chip
+        self.chip = chip
         self._targets = targets
         self._samples = max(samples, SAMPLES)
 
-    def time(self, case: Case, kernel: Kernel, point: Point) -> list[Timing]:
-        """Two timings for each part: XLA's own code, then the kernel compared with it."""
-        found = []
-        for part in parts(kernel, point):
-            xla = self._time(case, kernel, point, part, xla=True)
-            ours = self._time(case, kernel, point, part)
-            found += [xla, replace(ours, xla_seconds=xla.seconds)]
-        return found
+    def time(self, case: Case, kernel: Kernel, point: Point, part: Part) -> tuple[Timing, Timing]:
+        """The kernel's timing, and that of XLA's own code which it is compared with."""
+        xla = self._time(case, kernel, point, part, xla=True)
+        ours = self._time(case, kernel, point, part)
+        return replace(ours, xla_seconds=xla.seconds), xla
 
     def _time(
         self, case: Case, kernel: Kernel, point: Point, part: Part, *, xla: bool = False
     ) -> Timing:
         # The contract's work is that of all its results, once.
-        whole = part == Part() or (part.results and part.name == "both")
-        limits = limits_of(case, point, self._chip) if whole else None
-        target = xla_target(case, point.params, self._chip.name, self._targets)
+        whole = part == WHOLE or (part.results and part.name == "both")
+        limits = limits_of(case, point, self.chip) if whole else None
+        target = xla_target(case, point.params, self.chip.name, self._targets)
         seconds, described = device_target(target if xla else point.target, limits)
         if part.name != FORWARD:
             seconds, described = None, ""
@@ -94,7 +100,7 @@ class Stopwatch:
             point=point.id,
             params=point.params,
             inputs=point.inputs,
-            chip=self._chip.name,
+            chip=self.chip.name,
             label=MEASURED,
             seconds=(),
             least_seconds=limits.least_seconds if limits else None,

@@ -1,18 +1,24 @@
-"""The test function that pytest parametrizes: does a kernel conform in a mode (on a chip)."""
+"""The test functions that pytest parametrizes: does a kernel conform in a mode (on a chip), and
+is it as fast as what is published."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conformance.benchmarks import Point
 from conformance.case import Case, Kernel
 from conformance.expectations import waive
-from conformance.judge import Judge
+from conformance.judge import Judge, declared
 from conformance.plan import Column, Plan
 from conformance.report.lines import Lines
+from conformance.report.timings import Timings
+from conformance.stopwatch import Stopwatch, Timed
+from conformance.timing import FORWARD, Timing
 from conformance.verdict import Status, Verdict
 
 # As many failing examples as a reader takes in; all of them are in results.jsonl.
@@ -69,6 +75,80 @@ def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] 
     if not any(v.passed or v.expected for v in verdicts):
         first = verdicts[0]
         pytest.skip(f"{first.status}: {first.why}")
+
+
+# --------------------------------------------------------------------------- times
+
+
+class DeviceTime:
+    """A timer for pytest-benchmark that device time alone moves on."""
+
+    __name__ = "device_time"
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._next: Iterator[float] = iter(())
+
+    def __call__(self) -> float:
+        return self._now
+
+    def record(self, benchmark: Any, seconds: Sequence[float]) -> None:
+        """Each of `seconds` becomes a round of a `benchmark` fixture with this timer."""
+        self._next = iter(seconds)
+        benchmark.pedantic(self._advance, setup=self._reset, rounds=len(seconds))
+
+    def _reset(self) -> None:
+        self._now = 0.0
+
+    def _advance(self) -> None:
+        self._now = next(self._next)
+
+
+DEVICE_TIME = DeviceTime()
+
+
+@pytest.mark.benchmark(timer=DEVICE_TIME)
+def test_meets_target(
+    timed: Timed,
+    plan: Plan,
+    stopwatch: Stopwatch | None,
+    timing_lines: Timings,
+    benchmark: Any,
+) -> None:
+    """A kernel is not slower on the device than published; XLA is timed beside, not judged."""
+    kernel, point = timed.kernel, timed.point
+    if point is None or stopwatch is None:
+        pytest.fail(
+            f"mode tpu was asked for but is UNAVAILABLE: {timed.unavailable}", pytrace=False
+        )
+    claim = declared(kernel, point.example(0), stopwatch.chip.name)
+    if claim is not None:
+        pytest.skip(f"{Status.UNSUPPORTED}: {claim}")
+    ours, xla = stopwatch.time(plan.cases[kernel.case], kernel, point, timed.part)
+    timing_lines.write(ours)
+    timing_lines.write(xla)
+    if ours.seconds:
+        benchmark.extra_info.update(ours.row())
+        DEVICE_TIME.record(benchmark, ours.seconds)
+    if ours.failed:
+        pytest.fail(too_slow(ours, point, plan), pytrace=False)
+
+
+def too_slow(timing: Timing, point: Point, plan: Plan) -> str:
+    """A message with both numbers and the command that times this again."""
+    part = "" if timing.part == FORWARD else f" ({timing.part})"
+    lines = [
+        f"{timing.case}/{timing.kernel}{part} at {timing.point} on {timing.chip}: "
+        f"{timing.standing}: {timing.why}",
+        *([f"  {timing.target}"] if timing.target else []),
+        f"  {', '.join(f'{k}={v}' for k, v in timing.params.items())}; inputs {timing.inputs}",
+        f"  again: {_command(plan.subject.spec, plan.case_files)} --tpu --benchmark "
+        f"--kernel {timing.case}/{timing.kernel} --replay {point.example(0).id}",
+    ]
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------- messages
 
 
 def _command(subject: str, case_files: tuple[str, ...]) -> str:

@@ -124,6 +124,9 @@ class Part:
         return self.name != FORWARD and not self.results
 
 
+WHOLE = Part()
+
+
 def cotangents(
     results: Sequence[tuple[tuple[int, ...], np.dtype]], seed: int
 ) -> tuple[np.ndarray, ...]:

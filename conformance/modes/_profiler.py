@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def device_time(data: Any) -> tuple[float, Mapping[str, float]]:
       ClockError: no TPU was traced, nothing or more than one program ran, or on several devices.
     """
     lines = _busy_device(data)
-    ops: Counter[str] = Counter()
+    ops: dict[str, float] = defaultdict(float)
     for event in lines.get(_OPS, ()):
         found = _NAME.match(event.name)
         ops[found[1] if found else event.name] += event.duration_ns * 1e-9
@@ -150,7 +150,7 @@ def operations(table: Mapping[str, Any]) -> Mapping[str, float]:
     """Seconds of each operation from xprof's table `hlo_stats`, whose times are microseconds."""
     columns = [column["id"] for column in table["cols"]]
     name, time_us = columns.index("hlo_op_name"), columns.index("total_time")
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for row in table["rows"]:
         cells = row["c"]
         found[str(cells[name]["v"]).removeprefix("%")] += float(cells[time_us]["v"]) * 1e-6

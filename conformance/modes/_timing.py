@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from conformance.modes import Call, _staging
-from conformance.timing import Clock, ClockError, Part, Sample, cotangents
+from conformance.timing import WHOLE, Clock, ClockError, Part, Sample, cotangents
 
 Function = Callable[..., Any]
 Values = tuple[np.ndarray, ...]
@@ -81,7 +81,7 @@ def samples(
 def kernel(call: Call, part: Part) -> Timed:
     """The program of a kernel; PhaseError for what the kernel raises on the way."""
     function = functools.partial(call.kernel.fn, **call.options)
-    finish = call.kernel.finish if part == Part() else None
+    finish = call.kernel.finish if part == WHOLE else None
     return _compiled(call, function, part, _staging.prepared, finish)
 
 
