@@ -136,3 +136,16 @@ def test_csv_has_a_line_for_each_cell_and_whole_codes():
         ["add", "tiles", "float32", "tpu7x", "COMPILED", "", ""],
         ["add", "rows", "float32", "v4", "COMPILED", "", ""],
     ]
+
+
+def test_by_kernel_names_the_dtypes_that_are_not_accepted():
+    rows = [
+        row(),
+        row(params={"m": 8, "dtype": "int8"}),
+        row("REJECTED", params={"m": 8, "dtype": "int4"}),
+        row(chip="v4"),
+        row("UNSUPPORTED", chip="v4", params={"m": 8, "dtype": "int8"}),
+        row(kernel="rows"),
+    ]
+    lines = Support(rows, "aot", CHIPS).by_kernel().splitlines()
+    assert lines[2:] == ["| add | tiles | 3 | not int8 | not int4 |", "| add | rows | 1 |  | all |"]

@@ -1,7 +1,7 @@
 """Makes the generated parts of the documentation.
 
 python tools/docs.py cases      docs/cases.md, from the cases and the reference kernels
-python tools/docs.py support    docs/support.md, from a run of `pytest --mode aot --chip all`
+python tools/docs.py support    docs/support.md and its summary, from a run of `pytest --mode aot --chip all`
 python tools/docs.py kills      docs/kills.md and its summary, from a run of all mutants; long
 python tools/docs.py speed      docs/speed.md, from timed runs (tools/measure.py); long
 python tools/docs.py predicted  docs/predicted.md and its table, from compiles; two minutes
@@ -22,8 +22,11 @@ import kills
 import measure
 import predict
 
+from conformance import chips
 from conformance.case import Case
 from conformance.loading import DEFAULT_SUBJECT, load_cases, load_subject
+from conformance.report.lines import read
+from conformance.report.support import Support
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -68,14 +71,20 @@ def _parameter(param) -> str:
     return kind + ("; passed to `fn`" if param.passed else "")
 
 
-def support() -> str:
-    """The support matrix of the reference kernels, with the versions it was made with."""
+def support() -> dict[Path, str]:
+    """The support matrix of the reference kernels, whole and by kernel, from one run; with the
+    versions it was made with."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "pytest", "-n", "auto", "-q", "--mode", "aot"]
         command += ["--chip", "all", f"--report={directory}"]
         subprocess.run(command, cwd=ROOT, check=True)
-        table = (Path(directory) / "support-aot.md").read_text()
-    return f"jax {jax.__version__}, libtpu {measure.libtpu_version()}.\n\n{table}"
+        rows = list(read(Path(directory) / "results.jsonl"))
+    found = Support(rows, "aot", chips.NAMES)
+    versions = f"jax {jax.__version__}, libtpu {measure.libtpu_version()}.\n\n"
+    return {
+        DOCS / "support.md": versions + found.markdown(),
+        DOCS / "support-by-kernel.md": versions + found.by_kernel(),
+    }
 
 
 def readme() -> str:
@@ -98,7 +107,7 @@ def killed() -> dict[Path, str]:
 
 WRITERS: dict[str, Callable[[], dict[Path, str]]] = {
     "cases": lambda: {DOCS / "cases.md": cases()},
-    "support": lambda: {DOCS / "support.md": support()},
+    "support": support,
     "kills": killed,
     "speed": lambda: {DOCS / "speed.md": measure.report()},
     "predicted": lambda: {DOCS / name: text for name, text in predict.pages().items()},

@@ -7,7 +7,7 @@ Failure that names the phase.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -104,10 +104,18 @@ def trace_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
 
 
 def _prefetched(jaxpr: Any, call: Any) -> tuple[int, ...] | None:
-    operands = call.invars[: call.params["grid_mapping"].num_index_operands]
+    bounds, scalars = steering(call.params)
+    operands = call.invars[bounds : bounds + scalars]
     arguments = {variable: n for n, variable in enumerate(jaxpr.invars)}
     positions = [None if hasattr(v, "val") else arguments.get(v) for v in operands]  # no literals
     return None if None in positions else tuple(p for p in positions if p is not None)
+
+
+def steering(pallas_call: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of the first operands of a call are bounds of its grid, and how many of the next
+    are prefetched scalars: integers that steer it."""
+    grid = pallas_call["grid_mapping"]
+    return grid.num_dynamic_grid_bounds, grid.num_index_operands
 
 
 def require_interpreted(traced: Traced) -> None:

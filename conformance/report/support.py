@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from conformance.verdict import Status
+from conformance.verdict import GOOD, Status
 
 # The worst status of a cell is shown: one refused example is what an author must know.
 _ORDER = (
@@ -67,6 +67,25 @@ class Support:
             cells = [_markdown(*self.cell(key, chip)) for chip in self.chips]
             lines.append("| " + " | ".join([*key, *cells]) + " |")
         return "\n".join(lines) + "\n"
+
+    def by_kernel(self) -> str:
+        """A shorter table: for each kernel and chip "all", or the dtypes that are not accepted."""
+        dtypes: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for case, kernel, dtype in self.rows:
+            dtypes[case, kernel].append(dtype)
+        header = ["case", "kernel", "dtypes", *self.chips]
+        lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        for (case, kernel), names in dtypes.items():
+            cells = [self._refused(case, kernel, names, chip) for chip in self.chips]
+            lines.append("| " + " | ".join([case, kernel, str(len(names)), *cells]) + " |")
+        return "\n".join(lines) + "\n"
+
+    def _refused(self, case: str, kernel: str, dtypes: Iterable[str], chip: str) -> str:
+        statuses = {d: self.cell((case, kernel, d), chip)[0] for d in dtypes}
+        found = [d for d, status in statuses.items() if status not in ("", *GOOD)]
+        if not any(statuses.values()):
+            return ""
+        return f"not {', '.join(sorted(found))}" if found else "all"
 
     def csv(self) -> str:
         """One line a cell: case, kernel, dtype, chip, status, code, share of the examples."""
