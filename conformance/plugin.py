@@ -20,18 +20,23 @@ from typing import Any, cast
 import pytest
 
 from conformance.case import TIERS
+from conformance.chips import NAMES as CHIPS
 from conformance.chips import Chip
+from conformance.chips import get as get_chip
 from conformance.expectations import stale
 from conformance.judge import Judge
 from conformance.loading import DEFAULT_SUBJECT
 from conformance.modes import MODES
 from conformance.plan import Column, Options, Plan, PlanError, absolute, make_plan
-from conformance.report import timings
+from conformance.predictor import Predictor
+from conformance.report import plots, timings
 from conformance.report.lines import Lines, read
 from conformance.report.matrix import Matrix, render
 from conformance.report.support import Support
 from conformance.runner import Runner
-from conformance.stopwatch import Stopwatch, Timed, Timer
+from conformance.schedule import LABEL as PREDICTED
+from conformance.schedule import VALIDATED
+from conformance.stopwatch import Stopwatch, Timed, Timer, Times
 from conformance.timing import FORWARD
 from conformance.verdict import Status
 
@@ -43,6 +48,9 @@ _CONFORMS = pytest.StashKey[bool]()
 
 _LOG_WIDTH = 160  # of the matrix where there is no terminal to fit it to
 _INPUT = "conformance"  # key of what the controller tells xdist workers
+
+# The mode whose child process compiles for chips that are not here.
+_COMPILES = "aot"
 
 # What pytest-benchmark warns of when a kernel has no time: the run says so itself.
 _NOT_TIMED = ("Benchmark fixture was not used", "Not saving anything, no benchmarks")
@@ -82,7 +90,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--expectations", default=None)
     add("--report", default=None)
     group.addoption("--tpu", action="store_true", help="judge on the attached TPU (mode tpu)")
-    group.addoption("--benchmark", action="store_true", help="time kernels on the attached TPU")
+    group.addoption(
+        "--benchmark", action="store_true", help="time kernels: measured with --tpu, else predicted"
+    )
 
 
 def _options(config: pytest.Config) -> Options:
@@ -158,11 +168,6 @@ def _check_hardware_options(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--benchmark cannot be used with -n: timings must not share the machine with "
             "other workers"
-        )
-    if benchmark and not tpu:
-        raise pytest.UsageError(
-            "--benchmark needs --tpu: device time is measured on an attached TPU; "
-            "predicted time without one is not there yet"
         )
     if benchmark and not config.pluginmanager.hasplugin("pytest-benchmark"):
         raise pytest.UsageError("--benchmark needs the plugin pytest_benchmark.plugin (-p)")
@@ -255,7 +260,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a kernel and mode@chip; one a kernel, point and part that is timed."""
     if "timed" in metafunc.fixturenames:
-        found = _timed(metafunc.config.stash[_PLAN])
+        found = _timed(metafunc.config)
         metafunc.parametrize("timed", list(found.values()), ids=list(found))
     if "judged_kernel" not in metafunc.fixturenames:
         return
@@ -266,23 +271,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_pycollect_makeitem(name: str, collector: pytest.Collector) -> list[pytest.Item] | None:
-    """Without --benchmark there is no test of times, not even one that is skipped."""
-    if name == "test_meets_target" and not collector.config.stash[_OPTIONS].benchmark:
+    """Without --benchmark there is no test of times, not even one that is skipped; and no other
+    where times are predicted, unless a mode is named."""
+    options = collector.config.stash[_OPTIONS]
+    if name == "test_meets_target" and not options.benchmark:
+        return []
+    if name == "test_conforms" and options.benchmark and not options.modes:
         return []
     return None
 
 
-def _timed(plan: Plan) -> dict[str, Timed]:
+def _timed(config: pytest.Config) -> dict[str, Timed]:
     """What is timed, by id; one for each kernel that says why nothing can be timed."""
-    chip = _attached()
-    if isinstance(chip, str):
-        return {f"{k.case}/{k.name}": Timed(k, unavailable=chip) for k in plan.kernels}
+    plan = config.stash[_PLAN]
+    where = _timed_on(config)
+    if isinstance(where, str):
+        return {f"{k.case}/{k.name}": Timed(k, unavailable=where) for k in plan.kernels}
+    label = "" if config.getoption("--tpu") else f"-{PREDICTED}"
     found = {}
-    for kernel in plan.kernels:
-        for point, part in plan.timed(kernel, chip.name):
+    for kernel, chip in itertools.product(plan.kernels, where):
+        for point, part in plan.timed(kernel, chip):
             name = point.id if part.name == FORWARD else f"{point.id}-{part.name}"
-            found[f"{kernel.case}/{kernel.name}-{name}@{chip.name}"] = Timed(kernel, point, part)
+            full = f"{kernel.case}/{kernel.name}-{name}@{chip}{label}"
+            found[full] = Timed(kernel, chip, point, part)
     return found
+
+
+def _timed_on(config: pytest.Config) -> Sequence[str] | str:
+    """The attached chip, or those that are predicted for; or why there is none."""
+    if not config.getoption("--tpu"):
+        given = config.stash[_OPTIONS].chips
+        chosen = CHIPS if "all" in given else given or VALIDATED
+        return MODES[_COMPILES].unavailable(chosen[0]) or chosen
+    chip = _attached()
+    return chip if isinstance(chip, str) else (chip.name,)
 
 
 def _timer() -> Timer:
@@ -312,14 +334,20 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 
 @pytest.fixture(scope="session")
-def judge(request: pytest.FixtureRequest, plan: Plan) -> Iterator[Judge]:
-    """The worker's judge; its child processes end with the session."""
+def runner(request: pytest.FixtureRequest, plan: Plan) -> Iterator[Runner]:
+    """The worker's child processes, which end with the session."""
     cache = None
     if getattr(request.config, "cache", None) is not None:
         cache = str(request.config.cache.mkdir("conformance"))
     runner = Runner(plan.subject.spec, plan.case_files, plan.timeout, cache)
-    yield Judge(runner)
+    yield runner
     runner.close()
+
+
+@pytest.fixture(scope="session")
+def judge(runner: Runner) -> Judge:
+    """The worker's judge."""
+    return Judge(runner)
 
 
 @pytest.fixture(scope="session")
@@ -330,13 +358,15 @@ def lines(request: pytest.FixtureRequest, plan: Plan) -> Lines:
 
 
 @pytest.fixture(scope="session")
-def stopwatch(request: pytest.FixtureRequest, plan: Plan) -> Stopwatch | None:
-    """Times kernels on the attached chip; None where there is none."""
-    chip = _attached()
-    if isinstance(chip, str):
-        return None
+def times(request: pytest.FixtureRequest, plan: Plan, runner: Runner) -> Mapping[str, Times]:
+    """What tells times, by chip: a stopwatch for the attached one, or predictors."""
+    where = _timed_on(request.config)
+    if isinstance(where, str):
+        return {}
+    if not request.config.getoption("--tpu"):
+        return {chip: Predictor(runner, get_chip(chip), plan.targets) for chip in where}
     rounds = request.config.getoption("benchmark_min_rounds")
-    return Stopwatch(_timer(), chip, plan.targets, rounds)
+    return {chip: Stopwatch(_timer(), get_chip(chip), plan.targets, rounds) for chip in where}
 
 
 @pytest.fixture(scope="session")
@@ -394,6 +424,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         _write_report(directory, rows)
         if times:
             (directory / "times.txt").write_text(timings.render(times, _LOG_WIDTH, False))
+            plots.write_all(times, config.stash[_PLAN].cases, directory)
         terminalreporter.write_line(f"report: {directory}")
 
 

@@ -11,6 +11,8 @@ from conformance import serve
 from conformance.case import Example, Kernel
 from conformance.child import Child, ChildDied, ChildTimeout, EngineError
 from conformance.modes import MODES
+from conformance.schedule import Prediction, Unpredicted
+from conformance.timing import Part
 from conformance.verdict import Failure, Outcome, Status
 
 # A worker stays below 2 GB with one child of this size beside it.
@@ -18,6 +20,9 @@ CHILD_MEMORY = 1_300_000_000
 
 # The mode in whose child XLA's baselines are computed.
 _BASELINE = "interpret"
+
+# The mode whose child compiles for chips that are not here.
+_COMPILES = "aot"
 
 # Seconds in which a new process must say whether a mode can run in it; loading libtpu takes two.
 _PROBE_TIMEOUT = 120.0
@@ -88,6 +93,23 @@ class Runner:
             return self._child(_BASELINE).call(request, self._timeout)
         except (ChildTimeout, ChildDied) as e:
             raise EngineError(f"the XLA baseline of {example.id} failed: {e}") from e
+
+    def predict(
+        self, chip: str, kernel: Kernel, example: Example, part: Part, *, xla: bool = False
+    ) -> Prediction | Unpredicted | Failure:
+        """The predicted time of a kernel's call, or of XLA's own code for the same contract."""
+        request = serve.predict_request(
+            self._subject, self._case_files, chip, kernel, example, part, xla
+        )
+        try:
+            return self._child(_COMPILES).call(request, self._timeout)
+        except ChildTimeout as e:
+            return Failure(
+                status=Status.TIMEOUT, phase="compile", error="", message=f"{e}; it was killed"
+            )
+        except ChildDied as e:
+            error = _signal(e.returncode)
+            return Failure(status=Status.CRASH, phase="compile", error=error, message=_explain(e))
 
     def close(self) -> None:
         """Ends all children."""

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from conformance import chips
 from conformance.case import Arrays, Case, Example, Kernel, Negative
 from conformance.loading import load_cases, load_subject
 from conformance.modes import MODES, Call
 from conformance.strategies import rng_of
+from conformance.timing import Part
 
 
 class Server:
-    """Answers requests: run a kernel in a mode, or compute the XLA baseline."""
+    """Answers requests: run a kernel in a mode, predict it, or compute the XLA baseline."""
 
     def __init__(self) -> None:
         self._baselines: dict[tuple[Any, ...], Any] = {}
@@ -30,6 +32,8 @@ class Server:
             return self._baseline(case, example)
         subject = load_subject(request["subject"], tuple(cases))
         kernel = subject.find(case.name, request["kernel"])
+        if request["op"] == "predict":
+            return _predicted(bind(case, kernel, example, None), request)
         call = bind(case, kernel, example, request["negative"])
         return MODES[request["mode"]].run(call, request["chip"])
 
@@ -42,6 +46,13 @@ class Server:
             self._baselines[key] = jax.jit(lambda *a: case.baseline(example.params, *a))
         result = self._baselines[key](*arrays)
         return tuple(np.asarray(leaf) for leaf in jax.tree.leaves(result))
+
+
+def _predicted(call: Call, request: Mapping[str, Any]) -> Any:
+    from conformance.modes import _prediction
+
+    chip = chips.get(request["chip"])
+    return _prediction.predict_call(call, request["part"], chip, xla=request["xla"])
 
 
 def run_request(
@@ -69,6 +80,29 @@ def run_request(
 def baseline_request(case_files: tuple[str, ...], example: Example) -> dict[str, Any]:
     """Asks for XLA's own results on one example; answered with a tuple of arrays."""
     return {"op": "baseline", "case_files": case_files, "example": example}
+
+
+def predict_request(
+    subject: str,
+    case_files: tuple[str, ...],
+    chip: str,
+    kernel: Kernel,
+    example: Example,
+    part: Part,
+    xla: bool,
+) -> dict[str, Any]:
+    """Asks how long a kernel's call, or XLA's own code for it, would take; answered with a
+    `schedule.Prediction`, a `schedule.Unpredicted` or a Failure."""
+    return {
+        "op": "predict",
+        "subject": subject,
+        "case_files": case_files,
+        "chip": chip,
+        "kernel": kernel.name,
+        "example": example,
+        "part": part,
+        "xla": xla,
+    }
 
 
 def probe_request(mode: str) -> dict[str, Any]:

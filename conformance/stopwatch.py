@@ -34,6 +34,15 @@ from conformance.timing import (
 from conformance.verdict import Status
 
 
+class Times(Protocol):
+    """Measures (`Stopwatch`) or predicts (`conformance.predictor`) kernels on one chip."""
+
+    chip: Chip
+
+    def time(self, case: Case, kernel: Kernel, point: Point, part: Part) -> tuple[Timing, Timing]:
+        """The kernel's timing, and that of XLA's own code which it is compared with."""
+
+
 class Timer(Protocol):
     """A mode that can time calls (`conformance.modes.tpu`)."""
 
@@ -53,10 +62,12 @@ class Timed:
     """What one test times.
 
     Attributes:
+      chip: the attached one, or one that is predicted for.
       unavailable: why nothing can be timed; then there is no point.
     """
 
     kernel: Kernel
+    chip: str = ""
     point: Point | None = None
     part: Part = WHOLE
     unavailable: str = ""
@@ -86,28 +97,8 @@ class Stopwatch:
     def _time(
         self, case: Case, kernel: Kernel, point: Point, part: Part, *, xla: bool = False
     ) -> Timing:
-        # The contract's work is that of all its results, once.
-        whole = part == WHOLE or (part.results and part.name == "both")
-        limits = limits_of(case, point, self.chip) if whole else None
-        target = xla_target(case, point.params, self.chip.name, self._targets)
-        seconds, described = device_target(target if xla else point.target, limits)
-        if part.name != FORWARD:
-            seconds, described = None, ""
-        timing = Timing(
-            case=case.name,
-            kernel=XLA if xla else kernel.name,
-            part=part.name,
-            point=point.id,
-            params=point.params,
-            inputs=point.inputs,
-            chip=self.chip.name,
-            label=MEASURED,
-            seconds=(),
-            least_seconds=limits.least_seconds if limits else None,
-            compute_seconds=limits.compute_seconds if limits else None,
-            target_seconds=seconds,
-            target=described,
-            standing=Standing.INVALID,
+        timing, limits = untimed(
+            case, kernel, point, part, self.chip, self._targets, MEASURED, xla=xla
         )
         try:
             return self._sampled(timing, limits, case, kernel, point, part)
@@ -171,6 +162,42 @@ class Stopwatch:
         arithmetic = self._timer.arithmetic
         found = case.gradient(example.params, example.inputs, call.arrays, drawn, arithmetic)
         return tuple(g for g in found if g is not None)
+
+
+def untimed(
+    case: Case,
+    kernel: Kernel,
+    point: Point,
+    part: Part,
+    chip: Chip,
+    targets: Sequence[Target],
+    label: str,
+    *,
+    xla: bool,
+) -> tuple[Timing, Roofline | None]:
+    """A timing without a time yet, of the kernel or of XLA's own code, and what limits it."""
+    # The contract's work is that of all its results, once.
+    whole = part == WHOLE or (part.results and part.name == "both")
+    limits = limits_of(case, point, chip) if whole else None
+    target = xla_target(case, point.params, chip.name, targets) if xla else point.target
+    seconds, described = device_target(target, limits) if part.name == FORWARD else (None, "")
+    timing = Timing(
+        case=case.name,
+        kernel=XLA if xla else kernel.name,
+        part=part.name,
+        point=point.id,
+        params=point.params,
+        inputs=point.inputs,
+        chip=chip.name,
+        label=label,
+        seconds=(),
+        least_seconds=limits.least_seconds if limits else None,
+        compute_seconds=limits.compute_seconds if limits else None,
+        target_seconds=seconds,
+        target=described,
+        standing=Standing.INVALID,
+    )
+    return timing, limits
 
 
 class _Calls:

@@ -18,7 +18,7 @@ from conformance.roofline import Roofline, utilization
 from conformance.schedule import DISPATCH
 from conformance.strategies import rng_of
 from conformance.targets import Standing, Target, standing
-from conformance.verdict import Failure, Status
+from conformance.verdict import BAD, Failure, Status
 
 MEASURED = "measured"
 
@@ -216,7 +216,10 @@ class Timing:
 
     @property
     def failed(self) -> bool:
-        """Whether the run must fail for it. XLA's own code is compared with, never judged."""
+        """Whether the run must fail for it. XLA's own code is compared with, never judged; a
+        prediction that the model cannot make is not the kernel's failure."""
+        if self.standing is Standing.INVALID and self.label != MEASURED:
+            return self.status in BAD
         return self.standing in (Standing.BELOW_TARGET, Standing.INVALID)
 
     def row(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Makes the generated parts of the documentation.
 
 python tools/docs.py cases      docs/cases.md, from the cases and the reference kernels
-python tools/docs.py support    docs/support.md and its summary, from a run of `pytest --mode aot --chip all`
+python tools/docs.py support    docs/support.md and its summary, from `pytest --mode aot --chip all`
 python tools/docs.py kills      docs/kills.md and its summary, from a run of all mutants; long
 python tools/docs.py speed      docs/speed.md, from timed runs (tools/measure.py); long
 python tools/docs.py predicted  docs/predicted.md and its table, from compiles; two minutes

@@ -23,13 +23,23 @@ Values = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A compiled program.
+class Program:
+    """A function and where its arguments come from.
 
     Attributes:
+      function: what is timed.
       operands: its arguments, on the device, for a call of the same kernel and shapes.
       finish: host stage for its results.
     """
+
+    function: Function
+    operands: Callable[[Call], tuple[Any, ...]]
+    finish: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A compiled program; see `Program`."""
 
     program: Any
     operands: Callable[[Call], tuple[Any, ...]]
@@ -72,20 +82,27 @@ def samples(
     timed = None
     for call in calls:
         if timed is None:
-            timed = baseline(call, part) if xla else kernel(call, part)
+            timed = _compiled(baseline(call, part) if xla else kernel(call, part), call)
             timed.warm_up(call)
         else:
             yield timed.sample(call, clock)
 
 
-def kernel(call: Call, part: Part) -> Timed:
-    """The program of a kernel; PhaseError for what the kernel raises on the way."""
+def _compiled(program: Program, call: Call) -> Timed:
+    traced = _staging.trace_function(program.function, program.operands(call))
+    return Timed(
+        program=_staging.compile_traced(traced), operands=program.operands, finish=program.finish
+    )
+
+
+def kernel(call: Call, part: Part) -> Program:
+    """The program of a kernel."""
     function = functools.partial(call.kernel.fn, **call.options)
     finish = call.kernel.finish if part == WHOLE else None
-    return _compiled(call, function, part, _staging.prepared, finish)
+    return _part(function, part, _staging.prepared, finish)
 
 
-def baseline(call: Call, part: Part) -> Timed:
+def baseline(call: Call, part: Part) -> Program:
     """XLA's own code for the case, at the precision that XLA uses when it is not told any.
 
     The case's baseline asks for HIGHEST, which multiplies float32 operands in six passes; kernels
@@ -95,7 +112,7 @@ def baseline(call: Call, part: Part) -> Timed:
     traced = jax.jit(functools.partial(call.case.baseline, call.example.params)).trace(*arrays)
     closed = traced.jaxpr
     relaxed = jaxpr_as_fun(ClosedJaxpr(at_default_precision(closed.jaxpr), closed.consts))
-    return _compiled(call, relaxed, part, _on_device)
+    return _part(relaxed, part, _on_device)
 
 
 def _on_device(call: Call) -> tuple[Any, ...]:
@@ -128,23 +145,19 @@ def _holds_jaxprs(values: Sequence[Any]) -> bool:
 # --------------------------------------------------------------------------- parts
 
 
-def _compiled(
-    call: Call,
+def _part(
     function: Function,
     part: Part,
     arrays: Callable[[Call], tuple[Any, ...]],
     finish: Callable[[Any], Any] | None = None,
-) -> Timed:
+) -> Program:
     if not part.pulls_back:
-        program, operands = _selected(function, part.results), arrays
-    elif part.name == "vjp":
-        program = _pull_back
-        operands = _residuals(function, arrays)
-    else:
-        program = functools.partial(_both, function)
-        operands = _with_cotangents(function, arrays)
-    traced = _staging.trace_function(program, operands(call))
-    return Timed(program=_staging.compile_traced(traced), operands=operands, finish=finish)
+        selected = _selected(function, part.results)
+        return Program(function=selected, operands=arrays, finish=finish)
+    if part.name == "vjp":
+        return Program(function=_pull_back, operands=_residuals(function, arrays))
+    both = functools.partial(_both, function)
+    return Program(function=both, operands=_with_cotangents(function, arrays))
 
 
 def _selected(function: Function, results: tuple[int, ...]) -> Function:
