@@ -31,7 +31,7 @@ def mask_of(params: Params) -> np.ndarray:
     """
     m, n = params["m"], params["n"]
     bm, bn = params["bm"], params["bn"]
-    i, j = np.indices((m, n))
+    i, j = np.ogrid[:m, :n]
     block_i, block_j = i // bm, j // bn
     kind = params["mask"]
     if kind == "causal":
@@ -72,7 +72,7 @@ def stored_mask(params: Params) -> np.ndarray:
     mask = mask_of(params)
     if params["mask_dtype"] == "bool":
         return mask
-    i, j = np.indices(mask.shape)
+    i, j = np.ogrid[: mask.shape[0], : mask.shape[1]]
     values = np.array([1, 2, -1, 1, 0.5 if params["mask_dtype"] == "float32" else 256])
     return np.where(mask, values[(i + j) % len(values)], 0).astype(params["mask_dtype"])
 

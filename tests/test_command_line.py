@@ -104,12 +104,65 @@ def test_chips_are_known_by_name(refuse):
     [
         (["--benchmark", "--tpu", "-n", "1"], "timings must not share the machine"),
         (["--benchmark", "-n", "1"], "timings must not share the machine"),
-        (["--tpu", "-n", "1"], "--tpu cannot be used with -n: one process owns the TPU"),
+        (["--tpu", "-n", "3"], "--tpu -n 3: each worker has a chip of its own, but this machine "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_tpu_is_not_shared(refuse, args, message):
+def test_a_tpu_is_not_shared(refuse, monkeypatch, args, message):
+    monkeypatch.setenv("CONFORMANCE_TPU_CHIPS", "2")
     assert message in refuse(*args, plugins=("xdist",))
+
+
+def test_a_number_of_chips_must_be_one(refuse, monkeypatch):
+    monkeypatch.setenv("CONFORMANCE_TPU_CHIPS", "two")
+    message = refuse("--tpu", "-n", "1", plugins=("xdist",))
+    assert message == "CONFORMANCE_TPU_CHIPS=two: must be the number of chips"
+
+
+def test_times_need_pytest_benchmark(refuse):
+    message = refuse("--tpu", "--benchmark")
+    assert message == "--benchmark needs the plugin pytest_benchmark.plugin (-p)"
+
+
+CHIP = '''
+"""Tells which chip its process may see, when it is loaded."""
+import os, sys
+from pathlib import Path
+from conformance import Kernel
+
+names = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
+worker = os.environ.get("PYTEST_XDIST_WORKER", "controller")
+found = " ".join(os.environ.get(n, "-") for n in names)
+(Path(__file__).parent / worker).write_text(found)
+KERNELS = (Kernel(case="add", name="whole", fn=lambda x, y: x + y),)
+'''
+
+EARLY = '''
+"""Tells whether the chip was known before JAX was loaded in a worker."""
+import os, sys
+from pathlib import Path
+
+known = os.environ.get("TPU_VISIBLE_CHIPS", "-")
+loaded = "jax" in sys.modules
+worker = os.environ.get("PYTEST_XDIST_WORKER", "controller")
+(Path(__file__).parent / f"early-{worker}").write_text(f"{known} {loaded}")
+'''
+
+
+def test_each_worker_has_a_chip_of_its_own(python, tmp_path):
+    """Known before JAX is loaded; the controller keeps away from all of them."""
+    (tmp_path / "subject.py").write_text(CHIP)
+    (tmp_path / "early.py").write_text(EARLY)
+    python(
+        *("-m", "pytest", "-p", "early", "-p", "no:cacheprovider", "-q", "--tpu", "-n", "2"),
+        f"--subject={tmp_path / 'subject.py'}",
+        CONFORMANCE_TPU_CHIPS="2",
+        PYTHONPATH=f"{ROOT}:{tmp_path}",
+    )
+    assert (tmp_path / "gw0").read_text() == "0 1,1,1 1,1,1"
+    assert (tmp_path / "gw1").read_text() == "1 1,1,1 1,1,1"
+    assert (tmp_path / "early-gw1").read_text() == "1 False"
+    assert (tmp_path / "controller").read_text() == "- - -"
 
 
 BROKEN = {
@@ -167,7 +220,7 @@ def test_refusals_reach_the_shell(python):
 @pytest.mark.skipif(MODES["tpu"].unavailable(None) is None, reason="a TPU is attached")
 @pytest.mark.parametrize("options", (["--tpu"], ["--mode=tpu"], ["--tpu", "--benchmark"]), ids=str)
 def test_without_a_tpu_its_mode_fails_and_says_so(run_here, options):
-    result = run_here(*options)
+    result = run_here("-p", "pytest_benchmark.plugin", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*mode tpu was asked for but is UNAVAILABLE: no TPU is attached*"])
 
