@@ -11,6 +11,7 @@ from conformance import chips
 from conformance.case import Arrays, Case, Example, Kernel, Negative
 from conformance.loading import load_cases, load_subject
 from conformance.modes import MODES, Call
+from conformance.recent import Recent
 from conformance.strategies import rng_of
 from conformance.timing import Part
 
@@ -20,6 +21,7 @@ class Server:
 
     def __init__(self) -> None:
         self._baselines: dict[tuple[Any, ...], Any] = {}
+        self._arrays = Recent(1)
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """The result of one request; the functions below make them."""
@@ -33,9 +35,19 @@ class Server:
         subject = load_subject(request["subject"], tuple(cases))
         kernel = subject.find(case.name, request["kernel"])
         if request["op"] == "predict":
-            return _predicted(bind(case, kernel, example, None), request)
+            return self._predicted(case, kernel, request)
         call = bind(case, kernel, example, request["negative"])
         return MODES[request["mode"]].run(call, request["chip"])
+
+    def _predicted(self, case: Case, kernel: Kernel, request: Mapping[str, Any]) -> Any:
+        """The arrays are large, and those of one point serve all kernels and XLA."""
+        from conformance.modes import _prediction
+
+        example = request["example"]
+        arrays = self._arrays.get(example.id, lambda: make_arrays(case, example))
+        call = Call(case=case, kernel=kernel, example=example, arrays=arrays)
+        chip = chips.get(request["chip"])
+        return _prediction.predict_call(call, request["part"], chip, xla=request["xla"])
 
     def _baseline(self, case: Case, example: Example) -> tuple[np.ndarray, ...]:
         import jax
@@ -46,13 +58,6 @@ class Server:
             self._baselines[key] = jax.jit(lambda *a: case.baseline(example.params, *a))
         result = self._baselines[key](*arrays)
         return tuple(np.asarray(leaf) for leaf in jax.tree.leaves(result))
-
-
-def _predicted(call: Call, request: Mapping[str, Any]) -> Any:
-    from conformance.modes import _prediction
-
-    chip = chips.get(request["chip"])
-    return _prediction.predict_call(call, request["part"], chip, xla=request["xla"])
 
 
 def run_request(

@@ -83,7 +83,6 @@ def run_here(pytester, monkeypatch):
         (["--subject=subject.py:OTHER"], "has no attribute 'OTHER', a tuple of Kernel"),
         (["--cases", "./none.py"], "no case file or folder at '.*none.py'"),
         (["--subject=subject.py", "--cases", "sum"], "--subject .*: it has no kernel for case sum"),
-        (["--benchmark"], "--benchmark needs --tpu"),
         (["--report=subject.py"], "--report subject.py: cannot be written to: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

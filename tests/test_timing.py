@@ -232,14 +232,14 @@ def lowered(monkeypatch):
 def test_a_part_computes_its_results_alone(lowered, cases, kernels, part, kernel_calls):
     """What only other results need is not in the program."""
     call = call_of(cases, find(kernels, "matmul_grad", "custom_vjp"), MATMUL)
-    text = _timing.kernel(call, part).program.as_text()
+    text = _timing._compiled(_timing.kernel(call, part), call).program.as_text()
     assert text.count("@tpu_custom_call") == kernel_calls
 
 
 def test_xla_is_asked_for_no_precision(lowered, cases, kernels):
     """Unlike the baseline that kernels are judged beside, which is at HIGHEST."""
     call = call_of(cases, find(kernels, "matmul_grad", "custom_vjp"), MATMUL)
-    text = _timing.baseline(call, WHOLE).program.as_text()
+    text = _timing._compiled(_timing.baseline(call, WHOLE), call).program.as_text()
     assert text.count("stablehlo.dot_general") == 3
     assert "HIGHEST" not in text
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in call.arrays]

@@ -6,14 +6,15 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from conformance.report.lines import append
-from conformance.targets import Standing
+from conformance.schedule import LABEL as PREDICTED
+from conformance.targets import XLA, Standing
 from conformance.timing import FORWARD, Timing
 
 FILE = "benchmarks.jsonl"
@@ -38,9 +39,14 @@ class Timings:
     def __init__(self, path: Path, subject: str) -> None:
         self._path = path
         self._subject = subject
+        self._written: list[Timing] = []
 
     def write(self, timing: Timing) -> None:
-        """One line."""
+        """One line. XLA's code is predicted once for all kernels of a case, and written once."""
+        if timing.kernel == XLA and timing.label == PREDICTED:
+            if timing in self._written:
+                return
+            self._written.append(timing)
         append(self._path, json.dumps(timing.row() | {"subject": self._subject}, allow_nan=False))
 
 
@@ -48,18 +54,17 @@ def render(rows: Iterable[Mapping[str, Any]], width: int, color: bool) -> str:
     """The table of rows of benchmarks.jsonl, and its legend, as text."""
     rows = list(rows)
     table = Table(title="Time", title_justify="left", header_style="bold")
-    for name in ("case", "kernel", "point"):
-        table.add_column(name, no_wrap=True)
-    for name in ("device ms", "spread", "of peak", "of roofline", "XLA ms", "XLA / kernel"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("target ms", justify="right", no_wrap=True)
-    table.add_column("standing", no_wrap=True)
-    table.add_column("label", no_wrap=True)
+    lines = [_cells(row) for row in rows]
+    shown = [n for n, _ in enumerate(_COLUMNS) if any(str(line[n]) != "-" for line in lines)]
+    for number in shown:
+        name, justify = _COLUMNS[number]
+        table.add_column(name, justify=justify, no_wrap=True)
     previous = None
-    for row in rows:
+    for row, cells in zip(rows, lines, strict=True):
         if previous not in (None, row["case"]):
             table.add_section()
-        table.add_row("" if previous == row["case"] else row["case"], *_cells(row))
+        first = "" if previous == row["case"] else row["case"]
+        table.add_row(first, *(cells[n] for n in shown if n))
         previous = row["case"]
     console = Console(width=width, force_terminal=color, no_color=not color)
     with console.capture() as capture:
@@ -69,11 +74,28 @@ def render(rows: Iterable[Mapping[str, Any]], width: int, color: bool) -> str:
     return capture.get()
 
 
+_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("case", "left"),
+    ("kernel", "left"),
+    ("point", "left"),
+    ("device ms", "right"),
+    ("spread", "right"),
+    ("of peak", "right"),
+    ("of roofline", "right"),
+    ("XLA ms", "right"),
+    ("XLA / kernel", "right"),
+    ("target ms", "right"),
+    ("standing", "left"),
+    ("label", "left"),
+)
+
+
 def _cells(row: Mapping[str, Any]) -> list[str | Text]:
     part = "" if row["part"] == FORWARD else f" {row['part']}"
     xla = row["xla_seconds"]
     standing = Standing(row["standing"])
     return [
+        row["case"],
         f"{row['kernel']}{part}",
         f"{row['point']}@{row['chip']}",
         _milliseconds(row["median_seconds"]),
@@ -83,9 +105,14 @@ def _cells(row: Mapping[str, Any]) -> list[str | Text]:
         _milliseconds(statistics.median(xla) if xla else None),
         "-" if row["xla_ratio"] is None else f"{row['xla_ratio']:.2f}",
         _milliseconds(row["target_seconds"]),
-        Text(standing, style=_STYLE[standing]),
+        "-" if not_predicted(row) else Text(standing, style=_STYLE[standing]),
         row["label"],
     ]
+
+
+def not_predicted(row: Mapping[str, Any]) -> bool:
+    """Whether the model has no time for what compiles: nobody's failure."""
+    return row["label"] == PREDICTED and not row["seconds"] and row["status"] is None
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -99,14 +126,20 @@ def _percent(share: float | None) -> str:
 def legend(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """What the columns and the standings in these rows mean, and what is wrong with times."""
     rows = list(rows)
-    lines = [f"{s} = {MEANING[s]}" for s in Standing if any(r["standing"] == s for r in rows)]
+    standings = {r["standing"] for r in rows if not not_predicted(r)}
+    lines = [f"{s} = {MEANING[s]}" for s in Standing if s in standings]
     lines += [
         "device ms: median of the samples, without dispatch; spread: longest less shortest",
         "XLA: the case's own function compiled by XLA at default precision, in the same run",
     ]
-    lines += [
-        f"{r['case']}/{r['kernel']} {r['point']}@{r['chip']}: {what}"
-        for r in rows
-        for what in (*filter(None, (r["why"],)), *r["limits"])
-    ]
+    lines += [f"{_name(r)}: {r['why']}" for r in rows if r["why"]]
+    limited: dict[str, list[str]] = {}
+    for row in rows:
+        for limit in row["limits"]:
+            limited.setdefault(limit, []).append(_name(row))
+    lines += [f"{limit}: {', '.join(names)}" for limit, names in limited.items()]
     return lines
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['case']}/{row['kernel']} {row['point']}@{row['chip']}"
