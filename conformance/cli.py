@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 
-from conformance import sweep
+from conformance import sweep, vendor
 
 COMMANDS: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
     "sweep": ("block sizes by predicted time", sweep.main),
+    "vendor": ("cases for another repository", vendor.main),
 }
 
 
