@@ -422,13 +422,13 @@ def imported(file: Path) -> set[str]:
 
 def test_a_copied_engine_is_whole_and_has_its_own_name(copied):
     """It imports neither an installed suite nor what was left out."""
-    left_out = {f"{COPY}.{Path(name).stem}" for name in vendor.LEFT_OUT}
+    left_out = {f"{COPY}.{Path(name).stem}" for name in (*vendor.LEFT_OUT, *vendor.NOT_ENGINE)}
     engine = sorted((copied / "_engine").rglob("*.py"))
     assert len(engine) > 40
     for file in engine:
         found = imported(file)
         assert not {name for name in found if name.partition(".")[0] == "conformance"}, file
-        assert not found & left_out, file
+        assert not {".".join(name.split(".")[:2]) for name in found} & left_out, file
     names = {file.name for file in engine}
     assert "child.py" in names and not any(
         re.match(r"test_|.*_test\.py|conftest", n) for n in names
@@ -625,3 +625,21 @@ def test_an_entry_about_one_test_is_held_against_it(
         return
     with pytest.raises(pytest.fail.Exception, match=message):
         found.check(kernel, ("interpret", None))
+
+
+# --------------------------------------------------------------------------- the guide
+
+
+def test_the_guide_speaks_of_what_there_is(copied):
+    """Constants, files and exit statuses; and the engine needs no package that it leaves out."""
+    guide = (ROOT / "docs" / "vendoring.md").read_text()
+    constants = re.findall(r"^([A-Z_]+) = ", (copied / TEST_FILE).read_text(), re.MULTILINE)
+    for constant in set(constants) - {"SPEC", "SESSION"}:
+        assert f"| `{constant}` |" in guide
+    for path in snapshot(copied):
+        top = path.partition("/")[0]
+        assert f"`{top}" in guide, path
+    assert (EDITED, REFUSED, BEHIND) == (1, 2, 3)
+    needed = {n.partition(".")[0] for f in copied.rglob("*.py") for n in imported(f)}
+    for package in needed - sys.stdlib_module_names - {COPY, "conformance", "jaxlib"}:
+        assert re.search(rf"\b{package}\b", guide), package
