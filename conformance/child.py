@@ -100,7 +100,7 @@ class Child:
                 filter(None, (root, environment.get("PYTHONPATH")))
             )
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "conformance.child"],
+                [sys.executable, "-m", f"{__package__}.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

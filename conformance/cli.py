@@ -6,10 +6,15 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 
-from conformance import sweep
+from conformance import importing, starting, sweep, vendor
 
 COMMANDS: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
     "sweep": ("block sizes by predicted time", sweep.main),
+    "cases": ("names and contracts", starting.cases_main),
+    "signature": ("what a case asks of a kernel", starting.signature_main),
+    "new-subject": ("a file to start a kernel from", starting.new_subject_main),
+    "vendor": ("cases for another repository", vendor.main),
+    "import-example": ("a pinned example of a failing call", importing.main),
 }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,9 @@ _PACKAGE = Path(__file__).resolve().parent
 _SCHEMAS = _PACKAGE / "schemas"
 
 DEFAULT_SUBJECT = "reference_kernels"
+
+# A folder that `conformance vendor` made holds this file; its case files are in `cases` in it.
+MANIFEST = "vendored.json"
 
 _NAME = re.compile(r"[\w.+-]+", re.ASCII)
 
@@ -52,7 +56,7 @@ def bundled(folder: str) -> Path:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """A JSON schema of the suite: "pinned" or "results"."""
+    """A JSON schema of the suite: "pinned", "results", "targets" or "manifest"."""
     return json.loads((_SCHEMAS / f"{name}.schema.json").read_text())
 
 
@@ -72,7 +76,8 @@ def _load_path(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _as_conformance():
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -81,7 +86,37 @@ def _load_path(path: Path, name: str) -> ModuleType:
 
 def _private_name(prefix: str, path: Path) -> str:
     safe = "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
-    return f"{prefix}_{safe}"
+    return f"{__package__}_{prefix}_{safe}"
+
+
+@contextlib.contextmanager
+def _as_conformance() -> Iterator[None]:
+    """What is imported inside means this suite by `conformance`, whatever this suite is called.
+
+    A copy of the engine in another repository has a name of its own, so that it does not get in
+    the way of an installed suite; case files and subjects are the same for both.
+    """
+    if __package__ == "conformance":
+        yield
+        return
+    installed = _modules_of("conformance")
+    own = _modules_of(__package__)
+    _replace("conformance", {f"conformance{n.removeprefix(__package__)}": own[n] for n in own})
+    try:
+        yield
+    finally:
+        _replace("conformance", installed)
+
+
+def _modules_of(package: str) -> dict[str, ModuleType]:
+    """The package and what is below it, as far as they are imported."""
+    return {n: m for n, m in sys.modules.items() if n == package or n.startswith(f"{package}.")}
+
+
+def _replace(package: str, modules: Mapping[str, ModuleType]) -> None:
+    for name in _modules_of(package):
+        del sys.modules[name]
+    sys.modules.update(modules)
 
 
 # --------------------------------------------------------------------------- cases
@@ -89,18 +124,29 @@ def _private_name(prefix: str, path: Path) -> str:
 
 @cache
 def load_cases(extra: tuple[str, ...] = ()) -> Mapping[str, Case]:
-    """All bundled cases by name, in file order, and those of `extra` files or folders."""
+    """All bundled cases by name, in file order, and those of `extra` files or folders.
+
+    A vendored folder among `extra` takes the place of the bundled cases: its own are judged by,
+    not those of the suite that happens to be installed.
+    """
     cases: dict[str, Case] = {}
-    for folder in (bundled("cases"), *map(Path, extra)):
-        for file in _case_files(folder):
-            for case in _load_case_file(file):
+    for folder in _case_folders(tuple(map(Path, extra))):
+        for file in case_scripts(folder):
+            for case in load_case_file(file):
                 if case.name in cases:
                     raise LoadError(f"case {case.name!r} of {file} is defined twice")
                 cases[case.name] = case
     return cases
 
 
-def _case_files(folder: Path) -> Iterable[Path]:
+def _case_folders(extra: tuple[Path, ...]) -> list[Path]:
+    vendored = [place for place in extra if (place / MANIFEST).is_file()]
+    found = [place / "cases" if place in vendored else place for place in extra]
+    return found if vendored else [bundled("cases"), *found]
+
+
+def case_scripts(folder: Path) -> list[Path]:
+    """The case files in a folder, or the one file."""
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
@@ -108,8 +154,9 @@ def _case_files(folder: Path) -> Iterable[Path]:
     return sorted(f for f in folder.glob("*.py") if not f.name.startswith("_"))
 
 
-def _load_case_file(file: Path) -> Iterable[Case]:
-    module = _load_path(file, _private_name("conformance_case", file))
+def load_case_file(file: Path) -> list[Case]:
+    """The cases of one file with their pinned rows; LoadError for what is wrong in either."""
+    module = _load_path(file, _private_name("case", file))
     cases = getattr(module, "CASES", None)
     if not isinstance(cases, tuple) or not all(isinstance(c, Case) for c in cases):
         raise LoadError(f"{file} must define CASES, a tuple of conformance.Case")
@@ -217,11 +264,12 @@ def _subject_module(place: str) -> ModuleType:
     if path.is_file() and str(path.parent.resolve()) not in sys.path:
         sys.path.append(str(path.parent.resolve()))  # so that it can import its neighbours
     if path.exists():
-        return _load_path(path, _private_name("conformance_subject", path))
+        return _load_path(path, _private_name("subject", path))
     if path.suffix == ".py" or "/" in place:
         raise LoadError(f"subject {place!r}: no such file")
     try:
-        return importlib.import_module(place)
+        with _as_conformance():
+            return importlib.import_module(place)
     except ModuleNotFoundError as e:
         raise LoadError(f"subject {place!r}: no such file, and no such module ({e})") from e
 

@@ -252,7 +252,7 @@ class Worker:
             paths = (root, os.environ.get("PYTHONPATH"))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "conformance.sweep", "--child"],
+                [sys.executable, "-m", f"{__package__}.sweep", "--child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from conformance.benchmarks import Point
-from conformance.case import Case, Kernel
-from conformance.expectations import waive
+from conformance.case import Kernel
+from conformance.conclusion import Advice, concluded, conform
 from conformance.judge import Judge, declared
+from conformance.outcome import tell
 from conformance.plan import Column, Plan
 from conformance.report.lines import Lines
 from conformance.report.timings import Timings
@@ -21,9 +22,6 @@ from conformance.stopwatch import Timed, Times
 from conformance.targets import Standing
 from conformance.timing import FORWARD, MEASURED, Timing
 from conformance.verdict import Status, Verdict
-
-# As many failing examples as a reader takes in; all of them are in results.jsonl.
-_SHOWN = 5
 
 
 def test_conforms(
@@ -34,48 +32,13 @@ def test_conforms(
     lines: Lines,
 ) -> None:
     """Every example is judged; one that fails does not end the others."""
-    mode, chip = column
-    reason = judge.unavailable(mode, chip)
-    if reason is not None:
-        if plan.modes_by_name:
-            pytest.fail(f"mode {mode} was asked for but is UNAVAILABLE: {reason}", pytrace=False)
-        pytest.skip(f"UNAVAILABLE: {reason}")
-    case = plan.cases[judged_kernel.case]
-    verdicts = []
-    for verdict in _judged(judge, case, judged_kernel, column, plan):
-        verdicts.append(waive(verdict, plan.expectations))
-        lines.write(verdicts[-1])
-    conclude(verdicts, plan.subject.spec, plan.case_files)
-
-
-def _judged(
-    judge: Judge, case: Case, kernel: Kernel, column: Column, plan: Plan
-) -> Iterator[Verdict]:
-    mode, chip = column
-    for example in plan.examples(kernel, mode):
-        yield judge.judge(case, kernel, mode, example, chip)
-    for negative in plan.negatives(kernel, mode, chip):
-        yield judge.judge_negative(case, kernel, mode, negative, chip)
+    advice = _advice(plan.subject.spec, plan.case_files)
+    tell(conform(judge, plan, judged_kernel, column, lines.write, advice))
 
 
 def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = ()) -> None:
     """Fails, skips, xfails or passes for a kernel's verdicts in one column."""
-    if not verdicts:
-        pytest.skip("none of the selected examples is of this case, or affordable in this mode")
-    failed = [v for v in verdicts if v.failed]
-    if failed:
-        command = _command(subject, case_files)
-        pytest.fail(explain(failed, len(verdicts), command), pytrace=False)
-    run = [v for v in verdicts if not v.expected]
-    if run and all(v.numbers.get("pallas_calls") == 0 for v in run):
-        why = "fn called pl.pallas_call on no example: it is not a Pallas kernel"
-        pytest.fail(why, pytrace=False)
-    waived = [v for v in verdicts if v.status is Status.WAIVED]
-    if waived:
-        pytest.xfail(f"{len(waived)} of {len(verdicts)} examples WAIVED: {waived[0].why}")
-    if not any(v.passed or v.expected for v in verdicts):
-        first = verdicts[0]
-        pytest.skip(f"{first.status}: {first.why}")
+    tell(concluded(verdicts, _advice(subject, case_files)))
 
 
 # --------------------------------------------------------------------------- times
@@ -164,25 +127,14 @@ def _command(subject: str, case_files: tuple[str, ...]) -> str:
     return " ".join([found, *map(shlex.quote, options)])
 
 
-def explain(failed: list[Verdict], judged: int, command: str) -> str:
-    """A message that is enough to reproduce the failures."""
-    first = failed[0]
-    where = first.mode if first.chip is None else f"{first.mode}@{first.chip}"
-    parts = [f"{first.case}/{first.kernel} in {where}: {len(failed)} of {judged} examples failed"]
-    parts += [_one(v, command) for v in failed[:_SHOWN]]
-    if len(failed) > _SHOWN:
-        more = len(failed) - _SHOWN
-        parts.append(f"... and {more} more (--report=DIR keeps all of them in results.jsonl)")
-    return "\n".join(parts)
+def _advice(subject: str, case_files: tuple[str, ...]) -> Advice:
+    command = _command(subject, case_files)
 
+    def replay(verdict: Verdict) -> str:
+        chip = f" --chip {verdict.chip}" if verdict.chip else ""
+        return (
+            f"{command} --mode {verdict.mode}{chip} "
+            f"--kernel {verdict.case}/{verdict.kernel} --replay {verdict.example}"
+        )
 
-def _one(verdict: Verdict, command: str) -> str:
-    point = ", ".join(f"{k}={v}" for k, v in verdict.params.items())
-    chip = f" --chip {verdict.chip}" if verdict.chip else ""
-    phase = f" in phase {verdict.phase}" if verdict.status is Status.REJECTED else ""
-    return (
-        f"  {verdict.status}{phase}: {verdict.why}\n"
-        f"    {point}; inputs {verdict.inputs}, seed {verdict.seed}\n"
-        f"    replay: {command} --mode {verdict.mode}{chip} "
-        f"--kernel {verdict.case}/{verdict.kernel} --replay {verdict.example}"
-    )
+    return Advice(replay, "(--report=DIR keeps all of them in results.jsonl)")

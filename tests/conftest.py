@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -57,3 +58,24 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory, python) -> Path:
+    """A wheel of this checkout."""
+    pytest.importorskip("hatchling")
+    pytest.importorskip("build")
+    out = tmp_path_factory.mktemp("wheel")
+    build = ("-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check")
+    run = python(*build, "--outdir", str(out))
+    assert run.returncode == 0, run.stdout + run.stderr
+    (made,) = out.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def site(wheel, tmp_path_factory) -> Path:
+    """A folder with the wheel installed, for PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder

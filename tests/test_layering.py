@@ -170,7 +170,12 @@ class Rule:
 
 
 OWN_JAX = ("conformance/chips.py", "conformance/modes/**/*.py", "conformance/compiler/**/*.py")
-OWN_PYTEST = ("conformance/plugin.py", "conformance/test_conformance.py")
+OWN_PYTEST = (
+    "conformance/plugin.py",
+    "conformance/outcome.py",
+    "conformance/test_conformance.py",
+    "conformance/templates/*.py",
+)
 RECORDS = ("conformance/case.py", "conformance/verdict.py")
 BASELINE = "conformance/serve.py"
 TABLE = "reference_kernels/__init__.py"

@@ -137,19 +137,6 @@ def test_the_replay_command_fails_again(judged):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory, python) -> Path:
-    """A wheel of this checkout."""
-    pytest.importorskip("hatchling")
-    pytest.importorskip("build")
-    out = tmp_path_factory.mktemp("wheel")
-    build = ("-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check")
-    run = python(*build, "--outdir", str(out))
-    assert run.returncode == 0, run.stdout + run.stderr
-    (made,) = out.glob("*.whl")
-    return made
-
-
-@pytest.fixture(scope="module")
 def names(wheel) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
@@ -183,10 +170,9 @@ def test_a_wheel_adds_no_pytest_options_by_itself(wheel):
         assert not any("pytest11" in archive.read(n).decode() for n in points)
 
 
-def test_an_installed_suite_judges_from_another_directory(wheel, tmp_path, python):
+def test_an_installed_suite_judges_from_another_directory(site, tmp_path, python):
     """Cases come with the package, workers inherit the plugin, and the replay line is whole."""
-    site, work = tmp_path / "site", tmp_path / "work"
-    zipfile.ZipFile(wheel).extractall(site)
+    work = tmp_path / "work"
     work.mkdir()
     (work / "mine.py").write_text(SUBJECT)
     base = ("-m", "pytest", "-p", "conformance.plugin", "--pyargs", "conformance", "-q")

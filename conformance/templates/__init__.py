@@ -1,0 +1,1 @@
+"""Files that `conformance vendor` copies into another repository; nothing imports them here."""
