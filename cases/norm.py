@@ -67,8 +67,8 @@ def rows(kind: str, m: int, n: int, dtype: str, rng: np.random.Generator) -> np.
         return probes(m, n, rng)
     x = rng.standard_normal((m, n))
     if kind == "cancel":
-        # The mean leaves the deviations 16 bits in float32, 4 in bfloat16.
-        x += (2.0**8 if dtype == "float32" else 2.0**4) * rng.choice([-1, 1], size=(m, 1))
+        # The mean leaves the deviations 13 bits in float32, 4 in bfloat16.
+        x += (2.0**11 if dtype == "float32" else 2.0**4) * rng.choice([-1, 1], size=(m, 1))
     if kind == "wide":
         x *= 2.0 ** rng.integers(-12, 8, size=(m, 1), endpoint=True)
     if kind == "special":

@@ -66,7 +66,11 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     row("layer_norm", norm.layer_norm),
     row("rms_norm", norm.rms_norm),
-    row("gated_linear_unit", gated_linear_unit.two_accumulators, unsupported=MATMUL),
+    row("gated_linear_unit", gated_linear_unit.two_accumulators, unsupported=limits.operand_type),
     row("softmax", softmax.rows),
-    row("linear_softmax_cross_entropy", cross_entropy.running_maximum, unsupported=MATMUL),
+    row(
+        "linear_softmax_cross_entropy",
+        cross_entropy.running_maximum,
+        unsupported=limits.operand_type,
+    ),
 )
