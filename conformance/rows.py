@@ -230,20 +230,21 @@ def softmax(x: np.ndarray, *, exact: bool, out: np.dtype) -> Reference:
 
 
 def softmax_gradient(x: np.ndarray, dz: np.ndarray, *, exact: bool, out: np.dtype) -> Reference:
-    """The reference of y (dz - sum(y dz)), y = softmax(x), for the cotangent `dz` (m, n)."""
+    """The reference of y (dz - sum(y dz)), y = softmax(x), for the cotangent `dz` (m, n).
+
+    y may have been kept in `out` between the two passes, which rounds it once more.
+    """
     y = softmax(x, exact=exact, out=_FLOAT32)
     assert y.error is not None
-    dz = dz.astype(np.float64)
+    y_error, dz = y.error + unit_roundoff(out) * y.value, dz.astype(np.float64)
     with np.errstate(invalid="ignore"):
         common = (y.value * dz).sum(axis=1, keepdims=True)
         a = sum_error(x.shape[1], exact=False) + 2 * _U
-        common_error = ((y.error + a * y.value) * np.abs(dz)).sum(axis=1, keepdims=True)
+        common_error = ((y_error + a * y.value) * np.abs(dz)).sum(axis=1, keepdims=True)
         magnitude = np.abs(dz) + np.abs(common)
         inner_error = common_error + 2 * _U * magnitude
-        error = y.error * (magnitude + inner_error) + y.value * (inner_error + _U * magnitude)
-        # The result may itself be kept in `out` between the two passes.
-        stored = unit_roundoff(out) * y.value * magnitude
-    return bounded(y.value * (dz - common), out, error + 2 * stored + smallest_normal(out))
+        error = y_error * (magnitude + inner_error) + y.value * (inner_error + _U * magnitude)
+    return bounded(y.value * (dz - common), out, error + smallest_normal(out))
 
 
 def log_sum_exp(z: np.ndarray, error: np.ndarray, *, exact: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -94,14 +94,15 @@ def gated_bwd(
     activation: str, blocks: Blocks, operands: tuple[jax.Array, jax.Array], dz: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, weights = operands
-    wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    gate, up = (wide("mk,kn->mn", x, weights[:, i]) for i in (0, 1))
-    _, vjp = jax.vjp(lambda gate, up: ACTIVATIONS[activation](gate) * up, gate, up)
+    k, _, n = weights.shape
+    both = weights.reshape(k, 2 * n)
+    wide = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+    z = wide(x, both)
+    _, vjp = jax.vjp(lambda gate, up: ACTIVATIONS[activation](gate) * up, z[:, :n], z[:, n:])
     # In the operands' dtype, as the matrix unit takes them.
-    d_both = jnp.stack(vjp(dz.astype(jnp.float32)), axis=1).astype(x.dtype)  # (m, 2, n)
-    d_x = wide("mgn,kgn->mk", d_both, weights)
-    d_weights = wide("mk,mgn->kgn", x, d_both)
-    return d_x.astype(x.dtype), d_weights.astype(weights.dtype)
+    dz_both = jnp.concatenate(vjp(dz.astype(jnp.float32)), axis=1).astype(x.dtype)  # (m, 2 n)
+    d_x, d_weights = wide(dz_both, both.T), wide(x.T, dz_both)
+    return d_x.astype(x.dtype), d_weights.reshape(weights.shape).astype(weights.dtype)
 
 
 gated.defvjp(gated_fwd, gated_bwd)
