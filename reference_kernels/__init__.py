@@ -7,8 +7,10 @@ from conformance import Kernel
 
 from . import (
     add,
+    cross_entropy,
     dsd,
     dynamic_slice,
+    gated_linear_unit,
     limits,
     masked_matmul,
     matmul,
@@ -16,6 +18,8 @@ from . import (
     matmul_grad,
     matmul_int8,
     matmul_transpose,
+    norm,
+    softmax,
 )
 from . import sum as sum_  # leaves the builtin its name
 
@@ -59,5 +63,14 @@ KERNELS: tuple[Kernel, ...] = (
         prepare=masked_matmul.prepare,
         operands=("x", "y", "mask"),
         unsupported=MATMUL,
+    ),
+    row("layer_norm", norm.layer_norm),
+    row("rms_norm", norm.rms_norm),
+    row("gated_linear_unit", gated_linear_unit.two_accumulators, unsupported=limits.operand_type),
+    row("softmax", softmax.rows),
+    row(
+        "linear_softmax_cross_entropy",
+        cross_entropy.running_maximum,
+        unsupported=limits.operand_type,
     ),
 )

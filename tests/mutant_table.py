@@ -43,6 +43,7 @@ COMPILER_REFUSES = frozenset(
         "add/raises",
         "add/towards_zero",
         "dsd/bfloat16_accumulator",
+        "gated_linear_unit/erf_gelu",
         "matmul/bfloat16_accumulator",
         "masked_matmul/published_listing",
         "matmul/bfloat16_terms",
@@ -817,4 +818,346 @@ MASK = (
     ),
 )
 
-MUTANTS = (*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK)
+
+def narrow_lanes(p: Params) -> bool:
+    """Rows that do not fill their last register."""
+    return p["n"] > 1 and p["n"] % 128 > 0
+
+
+def single(p: Params) -> bool:
+    return p["dtype"] == "float32"
+
+
+def single_row(p: Params) -> bool:
+    return single(p) and p["n"] > 1
+
+
+def active(p: Params) -> bool:
+    return p["activation"] != "identity"
+
+
+NORM = (
+    mutant(
+        "layer_norm/mean_kept",
+        "divides by the root mean square: no mean is subtracted",
+        by="exact, normal, cancel",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "layer_norm/one_mean_a_block",
+        "subtracts the mean of all rows of a block",
+        by="exact, normal, cancel",
+        shows=lambda p: p["bm"] > 1,
+    ),
+    mutant(
+        "layer_norm/bfloat16_mean",
+        "rounds the mean to bfloat16",
+        by="cancel",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "layer_norm/bfloat16_squares",
+        "rounds squared deviations to bfloat16",
+        by="exact, normal",
+        shows=single_row,
+    ),
+    mutant(
+        "layer_norm/difference_of_squares",
+        "takes the mean square less the squared mean, which cancel",
+        by="cancel",
+        shows=single_row,
+    ),
+    mutant(
+        "layer_norm/unbiased",
+        "divides the squares by n - 1",
+        by="exact, normal",
+        shows=single_row,
+    ),
+    mutant(
+        "layer_norm/padding_counted",
+        "counts the lanes of padding in the variance",
+        by="exact, normal, cancel",
+        shows=narrow_lanes,
+    ),
+    mutant(
+        "layer_norm/epsilon_outside",
+        "adds epsilon to the root",
+        by="wide",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "layer_norm/deviation_missing_root",
+        "divides by the variance",
+        by="exact, normal, wide",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "layer_norm/offset_scaled",
+        "adds the offset before it multiplies by scale",
+        by="exact, normal",
+    ),
+    mutant(
+        "layer_norm/rounded_before_scale",
+        "rounds to bfloat16 before scale and offset",
+        by="normal",
+        shows=single_row,
+    ),
+    mutant("layer_norm/skips_nan", "takes a NaN for 0", by="special"),
+    mutant(
+        "layer_norm/last_rows_missing",
+        "never visits the ragged last block",
+        by="exact, normal",
+        shows=lambda p: ragged("m")(p) and several("m")(p),
+    ),
+    mutant(
+        "layer_norm/checks_nothing",
+        "takes whatever it is given",
+        by="negative",
+        says="accepted, but|refused with",
+    ),
+    mutant(
+        "rms_norm/centred",
+        "subtracts the mean",
+        by="exact, normal",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "rms_norm/not_the_mean",
+        "divides by the norm: the sum of squares, not their mean",
+        by="exact, normal, wide",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "rms_norm/bfloat16_squares",
+        "rounds squares to bfloat16",
+        by="exact, normal",
+        shows=single_row,
+    ),
+    mutant(
+        "rms_norm/padding_counted",
+        "counts the lanes of padding in the mean",
+        by="exact, normal, cancel",
+        shows=narrow_lanes,
+    ),
+    mutant("rms_norm/epsilon_outside", "adds epsilon to the root", by="wide"),
+    mutant("rms_norm/larger_epsilon", "adds 1e-5, the default elsewhere", by="wide"),
+    mutant(
+        "rms_norm/one_plus_scale",
+        "multiplies by 1 + scale, the convention of other models",
+        by="exact, normal",
+    ),
+    mutant("rms_norm/skips_nan", "takes a NaN for 0", by="special"),
+    mutant(
+        "rms_norm/checks_nothing",
+        "takes whatever it is given",
+        by="negative",
+        says="accepted, but|refused with",
+    ),
+)
+
+
+SOFTMAX = (
+    mutant(
+        "softmax/nothing_subtracted",
+        "raises what it is given, which overflows",
+        by="exact, wide",
+    ),
+    mutant(
+        "softmax/maximum_of_the_block",
+        "subtracts the maximum of all rows of a block",
+        by="exact, wide",
+        shows=lambda p: p["bm"] > 1,
+    ),
+    mutant(
+        "softmax/summed_over_rows",
+        "divides by the sums of the columns",
+        by="exact, normal",
+        shows=lambda p: p["bm"] > 1,
+    ),
+    mutant(
+        "softmax/padding_counted",
+        "counts a zero for each lane of padding",
+        by="normal",
+        shows=narrow_lanes,
+    ),
+    mutant(
+        "softmax/bfloat16_exponentials",
+        "rounds exponentials to bfloat16",
+        by="normal",
+        shows=single_row,
+    ),
+    mutant(
+        "softmax/bfloat16_sum",
+        "rounds the sum to bfloat16",
+        by="normal",
+        shows=single_row,
+    ),
+    mutant(
+        "softmax/approximate_reciprocal",
+        "multiplies by a reciprocal of twelve bits",
+        by="exact, normal",
+        shows=single_row,
+    ),
+    mutant(
+        "softmax/masks_leak",
+        "takes -inf for -20: a masked element keeps a share",
+        by="special",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant("softmax/skips_nan", "takes a NaN for 0", by="special"),
+    mutant(
+        "softmax/checks_nothing",
+        "takes whatever it is given",
+        by="negative",
+        says="accepted, but|refused with",
+    ),
+)
+
+
+GATED = (
+    mutant(
+        "gated_linear_unit/swapped",
+        "applies the activation to up",
+        by="exact, position, normal",
+        shows=active,
+    ),
+    mutant(
+        "gated_linear_unit/interleaved",
+        "takes every other column for the gate",
+        by="exact, position, normal, wide",
+        shows=lambda p: p["n"] > 1,
+    ),
+    mutant(
+        "gated_linear_unit/activation_every_step",
+        "applies the activation to every partial sum",
+        by="exact, normal",
+        shows=lambda p: steps(p) and active(p),
+    ),
+    mutant(
+        "gated_linear_unit/product_every_step",
+        "adds up the products of partial sums",
+        by="exact, normal, cancel",
+        shows=steps,
+    ),
+    mutant(
+        "gated_linear_unit/activation_of_the_product",
+        "applies the activation to the product",
+        by="exact, normal",
+        shows=active,
+    ),
+    mutant(
+        "gated_linear_unit/identity_only",
+        "ignores the activation",
+        by="exact, normal",
+        shows=active,
+    ),
+    mutant(
+        "gated_linear_unit/rounded_first",
+        "rounds both sums to bfloat16 before they are used",
+        by="normal",
+    ),
+    mutant(
+        "gated_linear_unit/bfloat16_sums",
+        "adds up in bfloat16",
+        by="exact",
+        shows=lambda p: p["k"] >= 100 and p["activation"] in ("relu", "identity"),
+    ),
+    mutant(
+        "gated_linear_unit/erf_gelu",
+        "computes GELU from erf, where the contract has its tanh form",
+        by="normal",
+        shows=lambda p: p["activation"] == "gelu",
+    ),
+    mutant(
+        "gated_linear_unit/up_cleared_once",
+        "clears the second accumulator for the first block only",
+        by="exact, normal",
+        shows=several_tiles,
+    ),
+    mutant(
+        "gated_linear_unit/tail_kept",
+        "uses what its blocks hold beyond k",
+        by="exact, normal",
+        shows=ragged("k"),
+    ),
+    mutant(
+        "gated_linear_unit/checks_nothing",
+        "takes whatever it is given",
+        by="negative",
+        says="accepted, but|refused with",
+    ),
+)
+
+
+ENTROPY = (
+    mutant(
+        "linear_softmax_cross_entropy/nothing_subtracted",
+        "raises the logits as they are, which overflows",
+        by="exact",
+        shows=lambda p: p["h"] >= 100,
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/not_rescaled",
+        "does not scale the sum when a block raises the maximum",
+        by="exact, normal",
+        shows=several("v"),
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/padding_counted",
+        "counts a zero logit for each column beyond v",
+        by="normal",
+        shows=ragged("v"),
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/rows_past_the_end",
+        "adds the losses of rows beyond b",
+        by="exact, normal",
+        shows=ragged("b"),
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/column_within_the_block",
+        "looks for the label in every block of columns",
+        by="exact, position, normal",
+        shows=several("v"),
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/bfloat16_logits",
+        "rounds logits to bfloat16",
+        by="exact, normal",
+        shows=lambda p: p["h"] >= 100,
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/negative",
+        "returns the log probability, without its sign",
+        by="exact, normal",
+        shows=lambda p: p["v"] > 1,
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/label_forgotten",
+        "returns the log of the sum",
+        by="exact, normal",
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/always_the_sum",
+        "ignores the reduction",
+        by="exact, normal",
+        shows=lambda p: p["reduction"] == "mean" and p["b"] > 1,
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/mean_over_the_vocabulary",
+        "divides the sum by v",
+        by="exact, normal",
+        shows=lambda p: p["reduction"] == "mean" and p["b"] != p["v"],
+    ),
+    mutant(
+        "linear_softmax_cross_entropy/checks_nothing",
+        "takes whatever it is given",
+        by="negative",
+        says="accepted, but|refused with",
+    ),
+)
+
+MUTANTS = (
+    *(*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK),
+    *(*NORM, *SOFTMAX, *GATED, *ENTROPY),
+)

@@ -1039,6 +1039,403 @@ MASK = (
 )
 
 
+# ---------------------------------------------------------------------------- rows
+
+EPSILON = 1e-6
+
+
+def by_rows(body: Fn, x: jax.Array, *vectors: jax.Array, bm: int, blocks: Fn = pl.cdiv) -> Any:
+    """`body` of a block of rows in float32 and of (1, n) vectors, rounded to x's dtype."""
+    (m, n), count = x.shape, len(vectors)
+
+    def kernel_body(*refs: Any) -> None:
+        values = [ref[...].astype(jnp.float32) for ref in refs[:-1]]
+        refs[-1][...] = body(*values).astype(x.dtype)
+
+    rows = pl.BlockSpec((bm, n), lambda i: (i, 0))
+    return pl.pallas_call(
+        kernel_body,
+        grid=(max(1, blocks(m, bm)),),
+        in_specs=[rows, *(pl.BlockSpec((1, n), lambda i: (0, 0)) for _ in range(count))],
+        out_specs=rows,
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+    )(x, *(v.reshape(1, -1) for v in vectors))
+
+
+def row_sum(x: jax.Array) -> jax.Array:
+    return jnp.sum(x, axis=1, keepdims=True)
+
+
+def row_mean(x: jax.Array) -> jax.Array:
+    return row_sum(x) / x.shape[1]
+
+
+def whole_lanes(n: int) -> int:
+    """n rounded up to a multiple of 128."""
+    return pl.cdiv(n, 128) * 128
+
+
+def without_nan(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(x), 0, x)
+
+
+def normed(
+    *,
+    before: Fn = lambda x: x,
+    mean: Fn = row_mean,
+    variance: Fn = lambda x, d: row_mean(d * d),
+    over: Fn = lambda d, v: d * lax.rsqrt(v + EPSILON),
+    after: Fn = lambda y, scale, offset: y * scale + offset,
+    blocks: Fn = pl.cdiv,
+) -> Fn:
+    """Layer norm by blocks of rows."""
+
+    def body(x: jax.Array, *vectors: jax.Array) -> jax.Array:
+        x = before(x)
+        d = x - mean(x)
+        return after(over(d, variance(x, d)), *vectors)
+
+    return lambda x, *vectors, bm: by_rows(body, x, *vectors, bm=bm, blocks=blocks)
+
+
+def rms(*, after: Fn = lambda y, scale: y * scale, **parts: Fn) -> Fn:
+    """RMS norm by blocks of rows."""
+    return normed(after=after, **({"mean": lambda x: 0.0} | parts))
+
+
+def merged(x: jax.Array, d: jax.Array) -> jax.Array:
+    """The variance of two halves of a row, put together."""
+    half, n = x.shape[1] // 2, x.shape[1]
+    if half == 0:
+        return row_mean(d * d)
+    parts = (x[:, :half], x[:, half:])
+    means = [row_mean(p) for p in parts]
+    squares = sum(row_sum(jnp.square(p - mean)) for p, mean in zip(parts, means, strict=True))
+    return (squares + jnp.square(means[0] - means[1]) * (half * (n - half) / n)) / n
+
+
+NORM = (
+    kernel("layer_norm/mean_kept", normed(mean=lambda x: 0.0)),
+    kernel("layer_norm/one_mean_a_block", normed(mean=jnp.mean)),
+    kernel("layer_norm/bfloat16_mean", normed(mean=lambda x: to_bfloat16(row_mean(x)))),
+    kernel(
+        "layer_norm/bfloat16_squares",
+        normed(variance=lambda x, d: row_mean(to_bfloat16(d * d))),
+    ),
+    kernel(
+        "layer_norm/difference_of_squares",
+        normed(variance=lambda x, d: row_mean(x * x) - jnp.square(row_mean(x))),
+    ),
+    kernel(
+        "layer_norm/unbiased",
+        normed(variance=lambda x, d: row_sum(d * d) / max(1, d.shape[1] - 1)),
+    ),
+    kernel(
+        "layer_norm/padding_counted",
+        normed(variance=lambda x, d: row_sum(d * d) / whole_lanes(d.shape[1])),
+    ),
+    kernel(
+        "layer_norm/epsilon_outside",
+        normed(over=lambda d, v: d / (jnp.sqrt(v) + EPSILON)),
+    ),
+    kernel("layer_norm/deviation_missing_root", normed(over=lambda d, v: d / (v + EPSILON))),
+    kernel("layer_norm/offset_scaled", normed(after=lambda y, scale, offset: (y + offset) * scale)),
+    kernel(
+        "layer_norm/rounded_before_scale",
+        normed(after=lambda y, scale, offset: to_bfloat16(y) * scale + offset),
+    ),
+    kernel("layer_norm/skips_nan", normed(before=without_nan)),
+    kernel("layer_norm/last_rows_missing", normed(blocks=lambda size, block: size // block)),
+    kernel("layer_norm/checks_nothing", normed(), checks_inputs=True),
+    kernel("rms_norm/centred", rms(mean=row_mean)),
+    kernel("rms_norm/not_the_mean", rms(variance=lambda x, d: row_sum(d * d))),
+    kernel("rms_norm/bfloat16_squares", rms(variance=lambda x, d: row_mean(to_bfloat16(d * d)))),
+    kernel(
+        "rms_norm/padding_counted",
+        rms(variance=lambda x, d: row_sum(d * d) / whole_lanes(d.shape[1])),
+    ),
+    kernel("rms_norm/epsilon_outside", rms(over=lambda d, v: d / (jnp.sqrt(v) + EPSILON))),
+    kernel("rms_norm/larger_epsilon", rms(over=lambda d, v: d * lax.rsqrt(v + 1e-5))),
+    kernel("rms_norm/one_plus_scale", rms(after=lambda y, scale: y * (1 + scale))),
+    kernel("rms_norm/skips_nan", rms(before=without_nan)),
+    kernel("rms_norm/checks_nothing", rms(), checks_inputs=True),
+)
+
+
+def shares(
+    *,
+    before: Fn = lambda x: x,
+    largest: Fn = lambda x: jnp.max(x, axis=1, keepdims=True),
+    exponential: Fn = lambda w: jnp.exp(w),
+    total: Fn = lambda e, top: row_sum(e),
+    divided: Fn = lambda e, s: e / s,
+) -> Fn:
+    """Softmax by blocks of rows."""
+
+    def body(x: jax.Array) -> jax.Array:
+        x = before(x)
+        top = largest(x)
+        e = exponential(x - top)
+        return divided(e, total(e, top))
+
+    return lambda x, *, bm: by_rows(body, x, bm=bm)
+
+
+def padded_total(e: jax.Array, top: jax.Array) -> jax.Array:
+    """The sum with a zero logit in each lane of padding."""
+    return row_sum(e) + (whole_lanes(e.shape[1]) - e.shape[1]) * jnp.exp(-top)
+
+
+def in_halves(x: jax.Array, *, bm: int) -> jax.Array:
+    """Softmax with a running maximum over two halves of a row."""
+
+    def body(x: jax.Array) -> jax.Array:
+        half = max(1, x.shape[1] // 2)
+        first = jnp.max(x[:, :half], axis=1, keepdims=True)
+        top = jnp.max(x, axis=1, keepdims=True)
+        # A half that is masked as a whole has no maximum to be relative to.
+        base = jnp.where(jnp.isneginf(first), 0.0, first)
+        total = row_sum(jnp.exp(x[:, :half] - base)) * jnp.exp(base - top)
+        if half < x.shape[1]:
+            total += row_sum(jnp.exp(x[:, half:] - top))
+        return jnp.exp(x - top) / total
+
+    return by_rows(body, x, bm=bm)
+
+
+SOFTMAX = (
+    kernel("softmax/nothing_subtracted", shares(largest=lambda x: 0.0)),
+    kernel("softmax/maximum_of_the_block", shares(largest=jnp.max)),
+    kernel(
+        "softmax/summed_over_rows",
+        shares(total=lambda e, top: jnp.sum(e, axis=0, keepdims=True)),
+    ),
+    kernel("softmax/padding_counted", shares(total=padded_total)),
+    kernel("softmax/bfloat16_exponentials", shares(exponential=lambda w: to_bfloat16(jnp.exp(w)))),
+    kernel("softmax/bfloat16_sum", shares(total=lambda e, top: to_bfloat16(row_sum(e)))),
+    kernel(
+        "softmax/approximate_reciprocal",
+        shares(divided=lambda e, s: e * lax.reduce_precision(1 / s, 8, 11)),
+    ),
+    kernel("softmax/masks_leak", shares(before=lambda x: jnp.maximum(x, -20.0))),
+    kernel("softmax/skips_nan", shares(before=without_nan)),
+    kernel("softmax/checks_nothing", shares(), checks_inputs=True),
+)
+
+
+# ---------------------------------------------------------------------------- gated linear unit
+
+GATES: dict[str, Fn] = {**FUNCTIONS, "sigmoid": jax.nn.sigmoid}
+
+
+def gated(
+    *,
+    parts: Fn = lambda w: (w[:, 0], w[:, 1]),
+    tail: Fn = zero_tail,
+    clear_up: Fn = lambda at: at.k == 0,
+    add: Fn = lambda gate, up, terms, f: (gate + terms[0], up + terms[1]),
+    after: Fn = lambda gate, up, f: f(gate) * up,
+) -> Fn:
+    """activation(x @ gate) * (x @ up) for weights (k, 2, n)."""
+
+    def fn(x: Any, weights: Any, *, activation: str, bm: int, bk: int, bn: int) -> jax.Array:
+        (m, k), n, f = x.shape, weights.shape[2], GATES[activation]
+
+        def body(x_ref: Any, g_ref: Any, u_ref: Any, o_ref: Any, gate: Any, up: Any) -> None:
+            at = At(*(pl.program_id(axis) for axis in range(3)), pl.cdiv(k, bk) - 1)
+
+            @pl.when(at.k == 0)
+            def start() -> None:
+                gate[...] = jnp.zeros_like(gate)
+
+            @pl.when(clear_up(at))
+            def start_up() -> None:
+                up[...] = jnp.zeros_like(up)
+
+            x_block = tail(x_ref[...], 1, at.k, k)
+            terms = [
+                dot(x_block, tail(ref[...], 0, at.k, k), 0, jnp.float32) for ref in (g_ref, u_ref)
+            ]
+            gate[...], up[...] = add(gate[...], up[...], terms, f)
+
+            @pl.when(at.k == at.last)
+            def write() -> None:
+                o_ref[...] = after(gate[...], up[...], f).astype(o_ref.dtype)
+
+        w_spec = pl.BlockSpec((bk, bn), lambda i, j, k: (k, j))
+        return pl.pallas_call(
+            body,
+            grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
+            in_specs=[pl.BlockSpec((bm, bk), lambda i, j, k: (i, k)), w_spec, w_spec],
+            out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
+            out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)] * 2,
+        )(x, *parts(weights))
+
+    return fn
+
+
+def interleaved(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Columns that alternate between gate and up."""
+    pairs = w.reshape(w.shape[0], -1, 2)
+    return pairs[..., 0], pairs[..., 1]
+
+
+def one_product(x: Any, weights: Any, *, activation: str, bm: int, bk: int, bn: int) -> jax.Array:
+    """x times both matrices at once; activation and product outside the kernel."""
+    k, n = x.shape[1], weights.shape[2]
+    both = dense(out="float32")(x, weights.reshape(k, 2 * n), bm=bm, bk=bk, bn=2 * n)
+    return (GATES[activation](both[:, :n]) * both[:, n:]).astype(x.dtype)
+
+
+GATED = (
+    kernel("gated_linear_unit/swapped", gated(parts=lambda w: (w[:, 1], w[:, 0]))),
+    kernel("gated_linear_unit/interleaved", gated(parts=interleaved)),
+    kernel(
+        "gated_linear_unit/activation_every_step",
+        gated(
+            add=lambda gate, up, terms, f: (f(gate + terms[0]), up + terms[1]),
+            after=lambda gate, up, f: gate * up,
+        ),
+    ),
+    kernel(
+        "gated_linear_unit/product_every_step",
+        gated(
+            add=lambda gate, up, terms, f: (gate + f(terms[0]) * terms[1], up),
+            after=lambda gate, up, f: gate,
+        ),
+    ),
+    kernel(
+        "gated_linear_unit/activation_of_the_product",
+        gated(after=lambda gate, up, f: f(gate * up)),
+    ),
+    kernel("gated_linear_unit/identity_only", gated(after=lambda gate, up, f: gate * up)),
+    kernel(
+        "gated_linear_unit/rounded_first",
+        gated(after=lambda gate, up, f: f(to_bfloat16(gate)) * to_bfloat16(up)),
+    ),
+    kernel(
+        "gated_linear_unit/bfloat16_sums",
+        gated(
+            add=lambda gate, up, terms, f: (
+                to_bfloat16(gate + terms[0]),
+                to_bfloat16(up + terms[1]),
+            )
+        ),
+    ),
+    kernel(
+        "gated_linear_unit/erf_gelu",
+        gated(after=lambda gate, up, f: jax.nn.gelu(gate, approximate=False) * up),
+    ),
+    kernel(
+        "gated_linear_unit/up_cleared_once",
+        gated(clear_up=lambda at: (at.i == 0) & (at.j == 0) & (at.k == 0)),
+    ),
+    kernel("gated_linear_unit/tail_kept", gated(tail=kept)),
+    kernel("gated_linear_unit/checks_nothing", gated(), checks_inputs=True),
+)
+
+
+# ---------------------------------------------------------------------------- cross entropy
+
+
+def reduced(losses: jax.Array, reduction: str) -> jax.Array:
+    return jnp.sum(losses) / (losses.size if reduction == "mean" else 1)
+
+
+def cross_entropy(
+    *,
+    rows: Fn = lambda b, bb: b,
+    logits: Fn = lambda z: z,
+    beyond: float = -jnp.inf,
+    column: Fn = lambda block, width, index: block * width + index,
+    largest: Fn = jnp.maximum,
+    rescaled: Fn = lambda total, old, new: total * jnp.exp(old - new),
+    loss: Fn = lambda lse, picked: lse - picked,
+    reduce: Fn = lambda losses, reduction, v: reduced(losses, reduction),
+) -> Fn:
+    """The loss of softmax(x @ weights) by blocks of logits, each made at once.
+
+    `rows` says how many rows of losses are kept.
+    """
+
+    def fn(x: Any, labels: Any, w: Any, *, reduction: str, bb: int, bh: int, bv: int) -> jax.Array:
+        (b, h), v = x.shape, w.shape[1]
+
+        def body(x_ref: Any, label: Any, w_ref: Any, o_ref: Any, *scratch: Any) -> None:
+            top, total, picked = scratch
+            block = pl.program_id(1)
+
+            @pl.when(block == 0)
+            def start() -> None:
+                top[...] = jnp.full_like(top, -jnp.inf)
+                total[...] = jnp.zeros_like(total)
+                picked[...] = jnp.zeros_like(picked)
+
+            z = logits(dot(x_ref[...], w_ref[...], 0, jnp.float32))
+            index = lax.broadcasted_iota(jnp.int32, z.shape, 1)
+            z = jnp.where(block * bv + index < v, z, beyond)
+            new = largest(top[...], jnp.max(z, axis=1, keepdims=True))
+            total[...] = rescaled(total[...], top[...], new) + row_sum(jnp.exp(z - new))
+            top[...] = new
+            picked[...] += row_sum(jnp.where(column(block, bv, index) == label[...], z, 0.0))
+
+            @pl.when(block == pl.num_programs(1) - 1)
+            def write() -> None:
+                o_ref[...] = loss(top[...] + jnp.log(total[...]), picked[...])
+
+        row = pl.BlockSpec((bb, 1), lambda i, j: (i, 0))
+        losses = pl.pallas_call(
+            body,
+            grid=(pl.cdiv(b, bb), pl.cdiv(v, bv)),
+            in_specs=[
+                pl.BlockSpec((bb, h), lambda i, j: (i, 0)),
+                row,
+                pl.BlockSpec((h, bv), lambda i, j: (0, j)),
+            ],
+            out_specs=row,
+            out_shape=jax.ShapeDtypeStruct((rows(b, bb), 1), jnp.float32),
+            scratch_shapes=[pltpu.VMEM((bb, 1), jnp.float32)] * 3,
+        )(x, labels[:, None], w)
+        return reduce(losses, reduction, v)
+
+    return fn
+
+
+ENTROPY = tuple(
+    kernel(f"linear_softmax_cross_entropy/{name}", fn, **stages)
+    for name, fn, stages in (
+        ("nothing_subtracted", cross_entropy(largest=lambda old, new: 0.0 * old), {}),
+        ("not_rescaled", cross_entropy(rescaled=lambda total, old, new: total), {}),
+        ("padding_counted", cross_entropy(beyond=0.0), {}),
+        ("rows_past_the_end", cross_entropy(rows=lambda b, bb: pl.cdiv(b, bb) * bb), {}),
+        (
+            "column_within_the_block",
+            cross_entropy(column=lambda block, width, index: index),
+            {},
+        ),
+        ("bfloat16_logits", cross_entropy(logits=to_bfloat16), {}),
+        ("negative", cross_entropy(loss=lambda lse, picked: picked - lse), {}),
+        ("label_forgotten", cross_entropy(loss=lambda lse, picked: lse), {}),
+        (
+            "always_the_sum",
+            cross_entropy(reduce=lambda losses, reduction, v: jnp.sum(losses)),
+            {},
+        ),
+        (
+            "mean_over_the_vocabulary",
+            cross_entropy(
+                reduce=lambda losses, reduction, v: (
+                    jnp.sum(losses) / (v if reduction == "mean" else 1)
+                )
+            ),
+            {},
+        ),
+        ("checks_nothing", cross_entropy(), {"checks_inputs": True}),
+    )
+)
+
+
 # ---------------------------------------------------------------------------- right, but odd
 
 
@@ -1115,6 +1512,16 @@ def no_kernel(x: jax.Array, y: jax.Array) -> jax.Array:
     return (widen(x) + widen(y)).astype(x.dtype)
 
 
+def folded(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    """Layer norm as one product and one sum an element."""
+    mean = row_mean(x)
+    rstd = lax.rsqrt(row_mean(jnp.square(x - mean)) + EPSILON)
+    return x * (rstd * scale) + (offset - mean * rstd * scale)
+
+
+LOG2_E = 1.4426950408889634
+
+
 CONTROLS = (
     kernel("add/copied", copied()),
     kernel("sum/at_once", at_once),
@@ -1135,6 +1542,16 @@ CONTROLS = (
     kernel("dynamic_slice_unaligned/joined", joined()),
     kernel("dsd/sequential", sparse()),
     kernel("masked_matmul/select_after", select_after),
+    kernel("layer_norm/merged_halves", normed(variance=merged)),
+    kernel(
+        "layer_norm/mean_folded_into_the_offset",
+        lambda x, scale, offset, *, bm: by_rows(folded, x, scale, offset, bm=bm),
+    ),
+    kernel("rms_norm/divided", rms(over=lambda d, v: d / jnp.sqrt(v + EPSILON))),
+    kernel("softmax/in_halves", in_halves),
+    kernel("softmax/in_powers_of_two", shares(exponential=lambda w: jnp.exp2(w * LOG2_E))),
+    kernel("gated_linear_unit/one_product", one_product),
+    kernel("linear_softmax_cross_entropy/whole_h", cross_entropy()),
 )
 
 # Right, but no kernel: only the end of a run can tell.
@@ -1142,6 +1559,7 @@ NO_KERNEL = kernel("add/no_kernel", no_kernel)
 
 KERNELS = (
     *(*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK),
+    *(*NORM, *SOFTMAX, *GATED, *ENTROPY),
     *CONTROLS,
     NO_KERNEL,
 )

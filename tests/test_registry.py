@@ -46,10 +46,20 @@ RUNGS = {
     "dynamic_slice_unaligned": ["unaligned"],
     "dsd": ["static_blocks", "dynamic_blocks"],
     "masked_matmul": ["prefetch_maps"],
+    "layer_norm": ["layer_norm"],
+    "rms_norm": ["rms_norm"],
+    "gated_linear_unit": ["two_accumulators"],
+    "softmax": ["rows"],
+    "linear_softmax_cross_entropy": ["running_maximum"],
 }
 POINTS = 8
 SLICES = {"dynamic_slice", "dynamic_slice_blocked", "dynamic_slice_unaligned"}
-DOTS = set(RUNGS) - SLICES - {"add", "sum", "sum_narrow"}
+ROWS = {"layer_norm", "rms_norm", "softmax"}
+DOTS = set(RUNGS) - SLICES - ROWS - {"add", "sum", "sum_narrow"}
+# Whose results are more than one product and a function of its elements.
+COMPOUND = {"gated_linear_unit", "linear_softmax_cross_entropy"}
+# Where a contract may be written down: JAX's documentation, or the library that has the kernel.
+SOURCES = ("https://docs.jax.dev/en/latest/", "https://github.com/openxla/tokamax/blob/main/")
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 each_dot = pytest.mark.parametrize("name", sorted(DOTS))
@@ -94,7 +104,7 @@ def test_reference_kernels_promise_the_errors_of_their_contract():
 
 @each_case
 def test_contract_and_source(case):
-    assert case.spec.startswith("https://docs.jax.dev/en/latest/pallas/")
+    assert case.spec.startswith(SOURCES)
     assert "\n" not in case.contract
     assert len(case.contract.split()) >= 4
 
@@ -134,7 +144,8 @@ def test_points_are_distinct_legal_and_judged_in_several_ways(case):
 @each_case
 def test_points_differ_in_shape_and_dtype(case):
     points = [e.params for e in drawn(case)]
-    assert len({tuple(p[d] for d in ("m", "n")) for p in points}) >= 4
+    sizes = [name for name, param in case.params.items() if param.kind == "size"]
+    assert len({tuple(p[d] for d in sizes) for p in points}) >= 4
     assert {p["dtype"] for p in points} > {points[0]["dtype"]} or case.name in (
         "matmul_f32",
         "matmul_int8",
@@ -189,6 +200,11 @@ def factors(case: Case, example: Example) -> list[tuple[np.ndarray, np.ndarray]]
     params, arrays = example.params, make_arrays(case, example)
     if case.name == "dsd":
         return [(dense(params, arrays), arrays[3].astype(np.float64))]
+    if case.name == "gated_linear_unit":
+        x, weights = (a.astype(np.float64) for a in arrays)
+        return [(x, weights[:, 0]), (x, weights[:, 1])]
+    if case.name == "linear_softmax_cross_entropy":
+        return [(arrays[0].astype(np.float64), arrays[2].astype(np.float64))]
     x, y, *others = (a.astype(np.float64) for a in arrays)
     if case.name in ("matmul_transpose_rhs", "matmul_template"):
         return [(x, y.T)]
@@ -254,7 +270,7 @@ def test_real_inputs_stay_a_quarter_below_the_range_of_the_output(name):
         assert magnitude.max() < largest(dtype_of(example.params["dtype"])) / 4, example
 
 
-@each_dot
+@pytest.mark.parametrize("name", sorted(DOTS - COMPOUND))
 def test_references_are_the_product_of_the_factors(name):
     """Against a plain dense product, with nothing of the case's own code."""
     case = CASES[name]
@@ -320,6 +336,20 @@ WORK = [
         MKN | {"bn": 4, "dtype": "float32", "mask": "trailing", "mask_dtype": "bool"},
         4096,
         3200,
+    ),
+    # 40 elements, 7 and 4 operations each; 80 elements moved, and vectors of 10.
+    ("layer_norm", {"m": 4, "n": 10, "bm": 4, "dtype": "bfloat16"}, 280, 200),
+    ("rms_norm", {"m": 4, "n": 10, "bm": 4, "dtype": "float32"}, 160, 360),
+    ("softmax", {"m": 4, "n": 10, "bm": 4, "dtype": "float32"}, 200, 320),
+    # Two products; 512 elements of x, 512 of weights, 128 of the result.
+    ("gated_linear_unit", MKN | {"dtype": "float32", "activation": "silu"}, 16384, 4608),
+    # One product of (16, 32) and (32, 8), 16 labels and one number.
+    (
+        "linear_softmax_cross_entropy",
+        {"b": 16, "h": 32, "v": 8, "bb": 16, "bh": 32, "bv": 8}
+        | {"dtype": "bfloat16", "reduction": "mean"},
+        8192,
+        1604,
     ),
 ]
 
