@@ -7,6 +7,7 @@ from conformance import Kernel
 
 from . import (
     add,
+    attention,
     dsd,
     dynamic_slice,
     grouped_matmul,
@@ -67,4 +68,6 @@ KERNELS: tuple[Kernel, ...] = (
         prepare=grouped_matmul.prepare,
         unsupported=MATMUL,
     ),
+    row("attention", attention.flash, unsupported=limits.operand_type),
+    row("attention_masked", attention.flash_masked, unsupported=limits.operand_type),
 )
