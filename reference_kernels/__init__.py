@@ -7,10 +7,12 @@ from conformance import Kernel
 
 from . import (
     add,
+    attention,
     cross_entropy,
     dsd,
     dynamic_slice,
     gated_linear_unit,
+    grouped_matmul,
     limits,
     masked_matmul,
     matmul,
@@ -73,4 +75,12 @@ KERNELS: tuple[Kernel, ...] = (
         cross_entropy.running_maximum,
         unsupported=limits.operand_type,
     ),
+    row(
+        "grouped_matmul",
+        grouped_matmul.masked_store,
+        prepare=grouped_matmul.prepare,
+        unsupported=MATMUL,
+    ),
+    row("attention", attention.flash, unsupported=limits.operand_type),
+    row("attention_masked", attention.flash_masked, unsupported=limits.operand_type),
 )

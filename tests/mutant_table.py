@@ -198,6 +198,31 @@ def full_rows(p: Params) -> bool:
     return p["pattern"] in ("full", "random") and p["m"] > p["bm"] and p["k"] > p["bk"]
 
 
+def in_groups(p: Params) -> bool:
+    """Several groups with rows, which cannot all begin with a block."""
+    return p["groups"] > 1 and p["pattern"] in ("ragged", "zeros", "short") and p["m"] % 3 > 0
+
+
+def left_over(p: Params) -> bool:
+    return p["pattern"] in ("short", "none")
+
+
+def masked_by_position(p: Params) -> bool:
+    return p["mask"] in ("causal", "local")
+
+
+def key_blocks(p: Params) -> bool:
+    """Queries that attend to keys of more than one block."""
+    return p["s"] > p["bk"] and (p["t"] > p["bk"] or p["mask"] == "none")
+
+
+def no_key_left(p: Params) -> bool:
+    """Queries without a key: of a window that is past all keys, of an arbitrary mask."""
+    if "window" in p:
+        return p["mask"] == "local" and p["t"] > p["s"] + p["window"]
+    return p["mask"] == "random" or (p["mask"] == "padding" and p["b"] > 1)
+
+
 def skips(p: Params) -> bool:
     return p["mask"] in ("causal", "local", "blocks", "trailing", "none") and several_tiles(p)
 
@@ -1157,7 +1182,275 @@ ENTROPY = (
     ),
 )
 
+
+GROUPS = (
+    mutant(
+        "grouped_matmul/ends_one_row_later",
+        "every group but the last ends a row too late",
+        by="exact, position, normal",
+        shows=lambda p: p["pattern"] in ("ragged", "equal") and p["groups"] > 1,
+    ),
+    mutant(
+        "grouped_matmul/empty_groups_left_out",
+        "numbers only the groups that have rows",
+        by="exact, normal",
+        shows=lambda p: p["pattern"] == "zeros",
+    ),
+    mutant(
+        "grouped_matmul/rest_unwritten",
+        "leaves the rows behind the last group as they are",
+        by="exact, normal",
+        shows=left_over,
+    ),
+    mutant(
+        "grouped_matmul/last_group_takes_the_rest",
+        "counts the rows behind the last group to it",
+        by="exact, normal",
+        shows=left_over,
+    ),
+    mutant(
+        "grouped_matmul/matrix_of_first_group",
+        "multiplies a block of rows by the matrix of the group that begins it",
+        by="exact, position, normal",
+        shows=in_groups,
+    ),
+    mutant(
+        "grouped_matmul/one_visit_less",
+        "has no room for a visit of the rows behind groups that all end inside a block",
+        by="exact",
+        shows=lambda p: p["pattern"] == "short" and p["m"] > p["bm"],
+    ),
+    mutant(
+        "grouped_matmul/whole_blocks_stored",
+        "stores a whole block for each group in it",
+        by="exact, normal",
+        shows=in_groups,
+    ),
+    mutant(
+        "grouped_matmul/earlier_groups_erased",
+        "stores zeros where a block belongs to other groups",
+        by="exact, normal",
+        shows=in_groups,
+    ),
+    mutant(
+        "grouped_matmul/bfloat16_accumulator",
+        "adds the blocks of k up in bfloat16",
+        by="exact",
+        shows=lambda p: p["dtype"] == "float32" and p["pattern"] != "none",
+    ),
+    mutant(
+        "grouped_matmul/tail_kept",
+        "multiplies what the last block of k holds beyond the arrays",
+        by="exact, normal",
+        shows=lambda p: ragged("k")(p) and p["pattern"] != "none",
+    ),
+    mutant(
+        "grouped_matmul/cleared_once",
+        "goes on adding from one group to the next",
+        by="exact, normal, cancel, wide",
+        shows=in_groups,
+    ),
+    mutant(
+        "grouped_matmul/takes_any_sizes",
+        "does not look at the numbers in group_sizes",
+        by="negative",
+        says="accepted, but",
+    ),
+)
+
+
+ATTENTION = (
+    mutant(
+        "attention/causal_without_itself",
+        "a query does not attend to its own position",
+        by="exact, position",
+        shows=masked_by_position,
+    ),
+    mutant(
+        "attention/causal_one_too_far",
+        "a query attends to the next position too",
+        by="exact, position",
+        shows=masked_by_position,
+    ),
+    mutant(
+        "attention/causal_by_first_query",
+        "masks a whole block of queries as its first one",
+        by="exact, position, normal",
+        shows=masked_by_position,
+    ),
+    mutant(
+        "attention/causal_from_the_end",
+        "aligns the last query with the last key",
+        by="exact, position, normal",
+        shows=lambda p: masked_by_position(p) and p["t"] != p["s"],
+    ),
+    mutant(
+        "attention/query_block_forgotten",
+        "counts positions of queries from the beginning of their block",
+        by="exact, position, normal",
+        shows=lambda p: masked_by_position(p) and p["t"] > p["bq"],
+    ),
+    mutant(
+        "attention/window_one_wider",
+        "a window of one key more",
+        by="exact, position",
+        shows=lambda p: p["mask"] == "local" and p["t"] > p["window"] + 1,
+    ),
+    mutant(
+        "attention/window_to_both_sides",
+        "the window reaches to the keys that follow",
+        by="exact, position",
+        shows=lambda p: p["mask"] == "local" and p["window"] > 0,
+    ),
+    mutant(
+        "attention/causal_ignored",
+        "attends to all keys",
+        by="exact, position, normal, wide",
+        shows=lambda p: masked_by_position(p) and p["s"] > 1,
+    ),
+    mutant(
+        "attention/diagonal_block_skipped",
+        "skips blocks of keys that are allowed in part",
+        by="exact, position, normal",
+        shows=lambda p: p["mask"] == "causal",
+    ),
+    mutant(
+        "attention/largest_of_block",
+        "subtracts the largest logit of the block instead of the largest so far",
+        by="exact",
+        shows=key_blocks,
+    ),
+    mutant(
+        "attention/largest_not_subtracted",
+        "takes exp of the logits as they are",
+        by="exact",
+    ),
+    mutant(
+        "attention/sum_not_rescaled",
+        "does not rescale the sum of weights when the largest logit grows",
+        by="exact, normal, wide",
+        shows=key_blocks,
+    ),
+    mutant(
+        "attention/values_not_rescaled",
+        "does not rescale the sum of values when the largest logit grows",
+        by="exact, normal, cancel",
+        shows=key_blocks,
+    ),
+    mutant(
+        "attention/last_block_only",
+        "forgets the values of earlier blocks",
+        by="exact, normal",
+        shows=key_blocks,
+    ),
+    mutant(
+        "attention/heads_interleaved",
+        "query heads take key heads in turn",
+        by="exact, normal",
+        shows=lambda p: p["h"] > p["hkv"] > 1,
+    ),
+    mutant(
+        "attention/first_head_only",
+        "all query heads attend to the first key head",
+        by="exact, normal",
+        shows=lambda p: p["hkv"] > 1,
+    ),
+    mutant(
+        "attention/empty_rows_nan",
+        "divides by the empty sum of a query without a key",
+        by="exact, normal",
+        shows=no_key_left,
+    ),
+    mutant(
+        "attention/empty_rows_averaged",
+        "averages over masked keys where a query has none",
+        by="exact, position, normal",
+        shows=no_key_left,
+    ),
+    mutant(
+        "attention/scaled_twice",
+        "applies the scale twice; a weight of 1 does not show it",
+        by="normal, cancel, wide",
+        shows=lambda p: p["scale"] != 1.0,
+    ),
+    mutant(
+        "attention/not_scaled",
+        "leaves out the scale",
+        by="normal, wide",
+        shows=lambda p: p["scale"] != 1.0,
+    ),
+    mutant(
+        "attention/tail_of_keys_kept",
+        "attends to what the last block of keys holds beyond the array",
+        by="exact, normal",
+        shows=lambda p: p["s"] % p["bk"] and p["mask"] == "none",
+    ),
+    mutant(
+        "attention/tail_of_values_kept",
+        "multiplies weights of 0 by what the last block of values holds beyond the array",
+        by="exact, normal",
+        shows=lambda p: p["s"] > p["bk"] and p["s"] % p["bk"],
+    ),
+    mutant(
+        "attention/bfloat16_logits",
+        "rounds logits to bfloat16",
+        by="exact",
+    ),
+    mutant(
+        "attention/bfloat16_values",
+        "adds the values of earlier blocks up in bfloat16",
+        by="position",
+        shows=key_blocks,
+    ),
+    mutant(
+        "attention/not_divided",
+        "returns sums instead of means; a single weight of 1 does not show it",
+        by="position, normal",
+    ),
+    mutant(
+        "attention/checks_nothing",
+        "takes whatever it is given",
+        by="negative",
+        says="accepted, but|ValueError|TypeError",
+    ),
+    mutant(
+        "attention_masked/mask_of_first_batch",
+        "masks every batch as the first one",
+        by="exact, position, normal",
+        shows=lambda p: p["b"] > 1,
+    ),
+    mutant(
+        "attention_masked/mask_of_first_queries",
+        "masks every block of queries as the first one",
+        by="exact, position, normal",
+        shows=lambda p: p["t"] > p["bq"] and p["mask"] != "padding",
+    ),
+    mutant(
+        "attention_masked/minus_ten_thousand",
+        "adds -10000 to masked logits, which is not enough for large ones",
+        by="exact",
+    ),
+    mutant(
+        "attention_masked/empty_rows_nan",
+        "divides by the empty sum of a query without a key",
+        by="exact, normal",
+        shows=no_key_left,
+    ),
+    mutant(
+        "attention_masked/empty_rows_averaged",
+        "averages over masked keys where a query has none",
+        by="exact, position, normal",
+        shows=no_key_left,
+    ),
+    mutant(
+        "attention_masked/mask_after_softmax",
+        "subtracts the largest of all logits, masked ones too",
+        by="exact",
+    ),
+)
+
 MUTANTS = (
     *(*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK),
     *(*NORM, *SOFTMAX, *GATED, *ENTROPY),
+    *(*GROUPS, *ATTENTION),
 )

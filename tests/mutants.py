@@ -1039,6 +1039,348 @@ MASK = (
 )
 
 
+# ---------------------------------------------------------------------------- grouped matmul
+
+GROUPED = reference("grouped_matmul")
+Plan = tuple[Any, ...]
+
+
+def grouped(
+    *,
+    sizes: Fn = lambda sizes, m: sizes,
+    plan: Fn = lambda plan, groups: plan,
+    accumulator: Any = None,
+    tail: Fn = zero_tail,
+    clear: Fn = lambda visit, step: step == 0,
+    select: Fn = lambda mine, acc, old: jnp.where(mine, acc, old),
+) -> Fn:
+    """Rows of group g @ rhs[g], for the visits that the reference plans.
+
+    `sizes` changes what the plan is made from, `plan` the plan itself: blocks, owners, matrices,
+    bounds.
+    """
+
+    def fn(lhs: Any, rhs: Any, group_sizes: Any, *, bm: int, bk: int, bn: int) -> jax.Array:
+        (m, k), (groups, _, n) = lhs.shape, rhs.shape
+        bm, bk, bn = min(bm, m), min(bk, k), min(bn, n)
+        planned = plan(GROUPED.plan_visits(sizes(group_sizes, m), m, bm), groups)
+        out = lhs.dtype if is_float(lhs.dtype) else jnp.int32
+        acc_type = accumulator or (jnp.float32 if is_float(lhs.dtype) else jnp.int32)
+
+        def body(blocks: Any, owners: Any, _: Any, bounds: Any, *refs: Any) -> None:
+            lhs_ref, rhs_ref, o_ref, acc = refs
+            visit, step = pl.program_id(1), pl.program_id(2)
+            owner = owners[visit]
+
+            @pl.when(clear(visit, step))
+            def start() -> None:
+                acc[...] = jnp.zeros_like(acc)
+
+            @pl.when(owner < groups)
+            def accumulate() -> None:
+                x, y = tail(lhs_ref[...], 1, step, k), tail(rhs_ref[...], 0, step, k)
+                acc[...] += dot(x, y, 0, wide(lhs.dtype)).astype(acc.dtype)
+
+            @pl.when(step == pl.cdiv(k, bk) - 1)
+            def store() -> None:
+                row = blocks[visit] * bm + lax.broadcasted_iota(jnp.int32, o_ref.shape, 0)
+                mine = (row >= bounds[owner]) & (row < bounds[owner + 1])
+                values = (ref[...].astype(wide(lhs.dtype)) for ref in (acc, o_ref))
+                o_ref[...] = select(mine, *values).astype(o_ref.dtype)
+
+        return pl.pallas_call(
+            body,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=4,
+                grid=(pl.cdiv(n, bn), planned[0].shape[0], pl.cdiv(k, bk)),
+                in_specs=[
+                    pl.BlockSpec((bm, bk), lambda j, visit, step, *plan: (plan[0][visit], step)),
+                    pl.BlockSpec(
+                        (None, bk, bn), lambda j, visit, step, *plan: (plan[2][visit], step, j)
+                    ),
+                ],
+                out_specs=pl.BlockSpec((bm, bn), lambda j, visit, step, *plan: (plan[0][visit], j)),
+                scratch_shapes=[pltpu.VMEM((bm, bn), acc_type)],
+            ),
+            out_shape=jax.ShapeDtypeStruct((m, n), out),
+        )(*planned, lhs, rhs)
+
+    return fn
+
+
+def ends_later(plan: Plan, groups: int) -> Plan:
+    """Each group but the last begins, and the one before it ends, a row too late."""
+    blocks, owners, matrices, bounds = plan
+    inside = jnp.arange(bounds.shape[0])
+    return blocks, owners, matrices, bounds + ((inside > 0) & (inside < groups)).astype(jnp.int32)
+
+
+def rest_unwritten(plan: Plan, groups: int) -> Plan:
+    """Nobody owns the rows behind the last group."""
+    return *plan[:3], plan[3].at[groups + 1].set(plan[3][groups])
+
+
+def matrix_of_first(plan: Plan, groups: int) -> Plan:
+    """A block of rows is multiplied by the matrix of the group that begins it."""
+    blocks, owners, matrices, bounds = plan
+    first = jnp.argmax(blocks[None, :] == blocks[:, None], axis=1)
+    return blocks, owners, matrices[first], bounds
+
+
+def one_visit_less(plan: Plan, groups: int) -> Plan:
+    """Room for the groups, but not for the rows behind them."""
+    return *(part[:-1] for part in plan[:3]), plan[3]
+
+
+def last_takes_rest(sizes: Any, m: int) -> Any:
+    """The last group has the rows behind it too."""
+    return sizes.at[-1].add(m - jnp.sum(sizes))
+
+
+def empty_to_the_end(sizes: Any, m: int) -> Any:
+    """Groups with rows move up to the place of empty ones."""
+    return sizes[jnp.argsort(sizes == 0, stable=True)]
+
+
+def any_sizes(lhs: Any, rhs: Any, sizes: Any, **blocks: int) -> Plan:
+    """All the checks but those of the values of group_sizes."""
+    GROUPED.prepare(lhs, rhs, np.maximum(sizes, 0) // 8, **blocks)
+    return lhs, rhs, sizes
+
+
+def group_by_group(lhs: Any, rhs: Any, sizes: Any, **blocks: int) -> jax.Array:
+    """A dense product for each group, of which the rows of other groups are zeros."""
+    out = jnp.dtype("float32" if is_float(lhs.dtype) else "int32")
+    product = dense(out=out.name, accumulator=out)
+    ends, row = jnp.cumsum(sizes), jnp.arange(lhs.shape[0])[:, None]
+    total = jnp.zeros((lhs.shape[0], rhs.shape[2]), out)
+    for group in range(rhs.shape[0]):
+        mine = (row >= ends[group] - sizes[group]) & (row < ends[group])
+        total += product(jnp.where(mine, lhs, 0).astype(lhs.dtype), rhs[group], **blocks)
+    return total.astype(lhs.dtype if is_float(lhs.dtype) else out)
+
+
+GROUPS = (
+    kernel("grouped_matmul/ends_one_row_later", grouped(plan=ends_later)),
+    kernel("grouped_matmul/empty_groups_left_out", grouped(sizes=empty_to_the_end)),
+    kernel("grouped_matmul/rest_unwritten", grouped(plan=rest_unwritten)),
+    kernel("grouped_matmul/last_group_takes_the_rest", grouped(sizes=last_takes_rest)),
+    kernel("grouped_matmul/matrix_of_first_group", grouped(plan=matrix_of_first)),
+    kernel("grouped_matmul/one_visit_less", grouped(plan=one_visit_less)),
+    kernel("grouped_matmul/whole_blocks_stored", grouped(select=lambda mine, acc, old: acc)),
+    kernel(
+        "grouped_matmul/earlier_groups_erased",
+        grouped(select=lambda mine, acc, old: jnp.where(mine, acc, 0)),
+    ),
+    kernel("grouped_matmul/bfloat16_accumulator", grouped(accumulator=jnp.bfloat16)),
+    kernel("grouped_matmul/tail_kept", grouped(tail=kept)),
+    kernel(
+        "grouped_matmul/cleared_once",
+        grouped(clear=lambda visit, step: (visit == 0) & (step == 0)),
+    ),
+    kernel("grouped_matmul/takes_any_sizes", grouped(), prepare=any_sizes, checks_inputs=True),
+)
+
+
+# ---------------------------------------------------------------------------- attention
+
+MINUS = -0.7 * float(jnp.finfo(jnp.float32).max)
+
+
+class Pair(NamedTuple):
+    """Positions of queries and keys, (bq, bk), and what is known of all of them."""
+
+    query: Any
+    key: Any
+    first_query: Any
+    t: int
+    s: int
+    window: int
+
+
+def by_position(mask: str, at: Pair) -> Any:
+    """Whether a causal or local mask leaves the key to the query."""
+    causal = at.key <= at.query
+    if mask == "none":
+        return at.key < at.s
+    return causal & (at.key >= at.query - at.window) if mask == "local" else causal
+
+
+def flash(
+    *,
+    allowed: Fn = by_position,
+    inside: Fn = lambda at: at.key < at.s,
+    scaled: Fn = lambda q, k, scale: scale * dot(q, k, 1, jnp.float32),
+    prepared: Fn = lambda q, scale: (q, scale),
+    head: Fn = lambda i, h, hkv: i // (h // hkv),
+    mask_map: Fn = lambda n, i, j: (n, i, j),
+    mask_out: Fn = lambda logits, allowed: jnp.where(allowed, logits, MINUS),
+    exp: Fn = jnp.exp,
+    largest: Fn = lambda old, block: jnp.maximum(old, block),
+    weigh: Fn = lambda weights, allowed: jnp.where(allowed, weights, 0.0),
+    rescale_sum: Fn = lambda total, factor: factor * total,
+    rescale_acc: Fn = lambda acc, factor: factor * acc,
+    rounded: Fn = lambda value: value,
+    v_tail: Fn = zero_tail,
+    visits: Fn = lambda i, j, bq, bk: j >= 0,
+    divided: Fn = lambda acc, total: acc / jnp.where(total > 0, total, 1.0),
+    whole: bool = False,
+) -> Fn:
+    """softmax(scale * q @ k.T) @ v in one pass over blocks of keys, or over one block if `whole`.
+
+    Given a mask as a fourth array, that; else one by position.
+    """
+
+    def fn(
+        q: Any, k: Any, v: Any, *masks: Any, bq: int, bk: int, scale: float, **options: Any
+    ) -> jax.Array:
+        (b, h, t, d), (_, hkv, s, _) = q.shape, k.shape
+        bq, bk = min(bq, t), s if whole else min(bk, s)
+        q, scale = prepared(q, scale)
+
+        def body(q_ref: Any, k_ref: Any, v_ref: Any, *refs: Any) -> None:
+            *mask_ref, o_ref, m, total, acc = refs
+            i, j = pl.program_id(2), pl.program_id(3)
+
+            @pl.when(j == 0)
+            def start() -> None:
+                m[...] = jnp.full_like(m, MINUS)
+                total[...] = jnp.zeros_like(total)
+                acc[...] = jnp.zeros_like(acc)
+
+            @pl.when(visits(i, j, bq, bk))
+            def add() -> None:
+                query = i * bq + lax.broadcasted_iota(jnp.int32, (bq, bk), 0)
+                key = j * bk + lax.broadcasted_iota(jnp.int32, (bq, bk), 1)
+                at = Pair(query, key, i * bq, t, s, options.get("window", 0))
+                given = mask_ref[0][...] != 0 if mask_ref else allowed(options["mask"], at)
+                left = given & inside(at)
+                logits = mask_out(rounded(scaled(q_ref[...], k_ref[...], scale)), left)
+                top = largest(m[...], jnp.max(logits, axis=1, keepdims=True))
+                weights = weigh(exp(logits - top), left)
+                factor = exp(m[...] - top)
+                block = jnp.sum(weights, axis=1, keepdims=True)
+                total[...] = rescale_sum(total[...], factor) + block
+                values = v_tail(v_ref[...], 0, j, s)
+                product = dot(weights.astype(values.dtype), values, 0, jnp.float32)
+                acc[...] = rescale_acc(acc[...], factor) + product
+                m[...] = top
+
+            @pl.when(j == pl.cdiv(s, bk) - 1)
+            def store() -> None:
+                o_ref[...] = divided(acc[...], total[...]).astype(o_ref.dtype)
+
+        queries = pl.BlockSpec((None, None, bq, d), lambda n, i, block, j: (n, i, block, 0))
+        keys = pl.BlockSpec((None, None, bk, d), lambda n, i, block, j: (n, head(i, h, hkv), j, 0))
+        given = [
+            pl.BlockSpec((None, bq, bk), lambda n, i, block, j: mask_map(n, block, j))
+            for _ in masks
+        ]
+        return pl.pallas_call(
+            body,
+            grid=(b, h, pl.cdiv(t, bq), pl.cdiv(s, bk)),
+            in_specs=[queries, keys, keys, *given],
+            out_specs=queries,
+            out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+            scratch_shapes=[pltpu.VMEM((bq, width), jnp.float32) for width in (1, 1, d)],
+        )(q, k, v, *(mask.astype(jnp.int32) for mask in masks))
+
+    return fn
+
+
+def ruled(*, causal: Fn = lambda at: at.key <= at.query, local: Fn | None = None) -> Fn:
+    """Another causal mask, or another local one."""
+
+    def allowed(mask: str, at: Pair) -> Any:
+        if mask == "local" and local is not None:
+            return local(at)
+        window = at.key >= at.query - at.window if mask == "local" else at.key >= 0
+        return causal(at) & window if mask != "none" else at.key < at.s
+
+    return allowed
+
+
+def scaled_first(q: Any, scale: float) -> tuple[Any, float]:
+    """The scale applied to q, in its dtype."""
+    return (q.astype(jnp.float32) * scale).astype(q.dtype), 1.0
+
+
+# exp2 of base-2 logits, as the hardware has it.
+LOG2E = 1.4426950408889634
+
+
+ATTENTION = (
+    kernel(
+        "attention/causal_without_itself", flash(allowed=ruled(causal=lambda at: at.key < at.query))
+    ),
+    kernel(
+        "attention/causal_one_too_far",
+        flash(allowed=ruled(causal=lambda at: at.key <= at.query + 1)),
+    ),
+    kernel(
+        "attention/causal_by_first_query",
+        flash(allowed=ruled(causal=lambda at: at.key <= at.first_query)),
+    ),
+    kernel(
+        "attention/causal_from_the_end",
+        flash(allowed=ruled(causal=lambda at: at.key <= at.query + at.s - at.t)),
+    ),
+    kernel(
+        "attention/query_block_forgotten",
+        flash(allowed=ruled(causal=lambda at: at.key <= at.query - at.first_query)),
+    ),
+    kernel(
+        "attention/window_one_wider",
+        flash(
+            allowed=ruled(
+                local=lambda at: (at.key <= at.query) & (at.key > at.query - at.window - 2)
+            )
+        ),
+    ),
+    kernel(
+        "attention/window_to_both_sides",
+        flash(allowed=ruled(local=lambda at: jnp.abs(at.key - at.query) <= at.window)),
+    ),
+    kernel("attention/causal_ignored", flash(allowed=lambda mask, at: at.key < at.s)),
+    kernel(
+        "attention/diagonal_block_skipped",
+        flash(visits=lambda i, j, bq, bk: (j + 1) * bk <= (i + 1) * bq - 1),
+    ),
+    kernel("attention/largest_of_block", flash(largest=lambda old, block: block)),
+    kernel("attention/largest_not_subtracted", flash(largest=lambda old, block: 0 * block)),
+    kernel("attention/sum_not_rescaled", flash(rescale_sum=lambda total, factor: total)),
+    kernel("attention/values_not_rescaled", flash(rescale_acc=lambda acc, factor: acc)),
+    kernel("attention/last_block_only", flash(rescale_acc=lambda acc, factor: 0 * acc)),
+    kernel("attention/heads_interleaved", flash(head=lambda i, h, hkv: i % hkv)),
+    kernel("attention/first_head_only", flash(head=lambda i, h, hkv: 0 * i)),
+    kernel("attention/empty_rows_nan", flash(divided=lambda acc, total: acc / total)),
+    kernel("attention/empty_rows_averaged", flash(weigh=lambda weights, left: weights)),
+    kernel(
+        "attention/scaled_twice",
+        flash(scaled=lambda q, k, scale: scale * scale * dot(q, k, 1, jnp.float32)),
+    ),
+    kernel("attention/not_scaled", flash(scaled=lambda q, k, scale: dot(q, k, 1, jnp.float32))),
+    kernel("attention/tail_of_keys_kept", flash(inside=lambda at: at.key >= 0)),
+    kernel("attention/tail_of_values_kept", flash(v_tail=kept)),
+    kernel("attention/bfloat16_logits", flash(rounded=to_bfloat16)),
+    kernel(
+        "attention/bfloat16_values",
+        flash(rescale_acc=lambda acc, factor: to_bfloat16(factor * acc)),
+    ),
+    kernel("attention/not_divided", flash(divided=lambda acc, total: acc)),
+    kernel("attention/checks_nothing", flash(), checks_inputs=True),
+    kernel("attention_masked/mask_of_first_batch", flash(mask_map=lambda n, i, j: (0, i, j))),
+    kernel("attention_masked/mask_of_first_queries", flash(mask_map=lambda n, i, j: (n, 0, j))),
+    kernel(
+        "attention_masked/minus_ten_thousand",
+        flash(mask_out=lambda logits, left: logits + jnp.where(left, 0.0, -1e4)),
+    ),
+    kernel("attention_masked/empty_rows_nan", flash(divided=lambda acc, total: acc / total)),
+    kernel("attention_masked/empty_rows_averaged", flash(weigh=lambda weights, left: weights)),
+    kernel("attention_masked/mask_after_softmax", flash(mask_out=lambda logits, left: logits)),
+)
+
+
 # ---------------------------------------------------------------------------- rows
 
 EPSILON = 1e-6
@@ -1542,6 +1884,14 @@ CONTROLS = (
     kernel("dynamic_slice_unaligned/joined", joined()),
     kernel("dsd/sequential", sparse()),
     kernel("masked_matmul/select_after", select_after),
+    kernel("grouped_matmul/group_by_group", group_by_group),
+    kernel("attention/whole_keys", flash(whole=True)),
+    kernel("attention/scaled_first", flash(prepared=scaled_first)),
+    kernel(
+        "attention/to_the_base_two",
+        flash(prepared=lambda q, scale: (q, scale * LOG2E), exp=jnp.exp2),
+    ),
+    kernel("attention_masked/sequential", flash()),
     kernel("layer_norm/merged_halves", normed(variance=merged)),
     kernel(
         "layer_norm/mean_folded_into_the_offset",
@@ -1559,6 +1909,7 @@ NO_KERNEL = kernel("add/no_kernel", no_kernel)
 
 KERNELS = (
     *(*ADD, *SUM, *MATMUL, *FUSED, *INT8, *GRAD, *SLICE, *DSD, *MASK),
+    *(*GROUPS, *ATTENTION),
     *(*NORM, *SOFTMAX, *GATED, *ENTROPY),
     *CONTROLS,
     NO_KERNEL,

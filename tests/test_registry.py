@@ -51,6 +51,7 @@ RUNGS = {
     "gated_linear_unit": ["two_accumulators"],
     "softmax": ["rows"],
     "linear_softmax_cross_entropy": ["running_maximum"],
+    "grouped_matmul": ["masked_store"],
 }
 POINTS = 8
 SLICES = {"dynamic_slice", "dynamic_slice_blocked", "dynamic_slice_unaligned"}
@@ -205,6 +206,8 @@ def factors(case: Case, example: Example) -> list[tuple[np.ndarray, np.ndarray]]
         return [(x, weights[:, 0]), (x, weights[:, 1])]
     if case.name == "linear_softmax_cross_entropy":
         return [(arrays[0].astype(np.float64), arrays[2].astype(np.float64))]
+    if case.name == "grouped_matmul":
+        return [diagonal(*arrays)]
     x, y, *others = (a.astype(np.float64) for a in arrays)
     if case.name in ("matmul_transpose_rhs", "matmul_template"):
         return [(x, y.T)]
@@ -223,6 +226,15 @@ def dense(params: Any, arrays: Any) -> np.ndarray:
     for i, k, block in zip(rows, columns, blocks, strict=True):
         out[i * bm : (i + 1) * bm, k * bk : (k + 1) * bk] = block
     return out
+
+
+def diagonal(lhs: np.ndarray, rhs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row of lhs in the columns of its group, and the groups' matrices above each other."""
+    groups, k, n = rhs.shape
+    out = np.zeros((lhs.shape[0], groups * k))
+    for row, group in enumerate(np.repeat(np.arange(groups), sizes)):
+        out[row, group * k : (group + 1) * k] = lhs[row]
+    return out, rhs.reshape(groups * k, n).astype(np.float64)
 
 
 def contractions(name: str, *kinds: str) -> list[tuple[Example, np.ndarray, np.ndarray]]:
@@ -350,6 +362,20 @@ WORK = [
         | {"dtype": "bfloat16", "reduction": "mean"},
         8192,
         1604,
+    ),
+    # 10 of 16 rows, all three matrices and three sizes are read.
+    (
+        "grouped_matmul",
+        MKN | {"groups": 3, "dtype": "bfloat16", "pattern": "short"},
+        5120,
+        640 + 1536 + 12 + 256,
+    ),
+    # 16 rows, one of three matrices; the result is wider than the operands.
+    (
+        "grouped_matmul",
+        MKN | {"groups": 3, "dtype": "int8", "pattern": "one"},
+        8192,
+        512 + 256 + 12 + 512,
     ),
 ]
 
