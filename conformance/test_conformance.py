@@ -1,9 +1,10 @@
-"""The test function that pytest parametrizes: does a kernel conform in a mode (on a chip)."""
+"""The test functions that pytest parametrizes: does a kernel conform in a mode (on a chip), and
+has it a property that it claims."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from conformance.case import Case, Kernel
 from conformance.expectations import waive
 from conformance.judge import Judge
 from conformance.plan import Column, Plan
+from conformance.properties import PROPERTIES
 from conformance.report.lines import Lines
 from conformance.verdict import Status, Verdict
 
@@ -28,14 +30,36 @@ def test_conforms(
 ) -> None:
     """Every example is judged; one that fails does not end the others."""
     mode, chip = column
-    reason = judge.unavailable(mode, chip)
-    if reason is not None:
-        if plan.modes_by_name:
-            pytest.fail(f"mode {mode} was asked for but is UNAVAILABLE: {reason}", pytrace=False)
-        pytest.skip(f"UNAVAILABLE: {reason}")
+    _require(f"mode {mode}", judge.unavailable(mode, chip), plan.modes_by_name)
     case = plan.cases[judged_kernel.case]
+    _report(_judged(judge, case, judged_kernel, column, plan), plan, lines)
+
+
+def test_has_property(
+    judged_kernel: Kernel, claimed: str, plan: Plan, judge: Judge, lines: Lines
+) -> None:
+    """The property is tried on a few examples; one that fails does not end the others."""
+    reason = judge.unavailable(claimed, PROPERTIES[claimed].chip)
+    _require(f"property {claimed}", reason, plan.properties_by_name)
+    case, examples = plan.cases[judged_kernel.case], plan.property_examples(judged_kernel)
+    if PROPERTIES[claimed].chip is not None:
+        examples = examples[:1]  # the compiler sees no values
+    verdicts = (judge.judge_property(case, judged_kernel, claimed, e) for e in examples)
+    _report(verdicts, plan, lines)
+
+
+def _require(what: str, unavailable: str | None, by_name: bool) -> None:
+    """Skips what cannot be judged here; fails when it was asked for by name."""
+    if unavailable is None:
+        return
+    if by_name:
+        pytest.fail(f"{what} was asked for but is UNAVAILABLE: {unavailable}", pytrace=False)
+    pytest.skip(f"UNAVAILABLE: {unavailable}")
+
+
+def _report(judged: Iterable[Verdict], plan: Plan, lines: Lines) -> None:
     verdicts = []
-    for verdict in _judged(judge, case, judged_kernel, column, plan):
+    for verdict in judged:
         verdicts.append(waive(verdict, plan.expectations))
         lines.write(verdicts[-1])
     conclude(verdicts, plan.subject.spec, plan.case_files)
@@ -94,11 +118,13 @@ def explain(failed: list[Verdict], judged: int, command: str) -> str:
 
 def _one(verdict: Verdict, command: str) -> str:
     point = ", ".join(f"{k}={v}" for k, v in verdict.params.items())
-    chip = f" --chip {verdict.chip}" if verdict.chip else ""
+    option = f"--mode {verdict.mode}" + (f" --chip {verdict.chip}" if verdict.chip else "")
+    if verdict.mode in PROPERTIES:
+        option = f"--properties {verdict.mode}"
     phase = f" in phase {verdict.phase}" if verdict.status is Status.REJECTED else ""
     return (
         f"  {verdict.status}{phase}: {verdict.why}\n"
         f"    {point}; inputs {verdict.inputs}, seed {verdict.seed}\n"
-        f"    replay: {command} --mode {verdict.mode}{chip} "
+        f"    replay: {command} {option} "
         f"--kernel {verdict.case}/{verdict.kernel} --replay {verdict.example}"
     )
