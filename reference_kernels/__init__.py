@@ -87,7 +87,8 @@ KERNELS: tuple[Kernel, ...] = (
         finish=dynamic_slice.finish,
         properties=(*COMMON, *MAPPED),
     ),
-    # Their result starts as an aliased operand in HBM, which JAX maps but does not lower then.
+    # Their result starts as an operand in HBM, and the grid of one has a bound known at run time
+    # only: JAX does not map either as a whole (docs/findings.md, 16 and 17).
     row(
         "dsd",
         dsd.static_blocks,
@@ -100,7 +101,7 @@ KERNELS: tuple[Kernel, ...] = (
         dsd.dynamic_blocks,
         prepare=dsd.prepare_dynamic,
         unsupported=MATMUL,
-        properties=(*COMMON, "vmap", "shard_map", "export"),
+        properties=(*COMMON, "shard_map", "export"),
     ),
     row(
         "masked_matmul",

@@ -86,6 +86,11 @@ def device_stage(call: Call) -> Callable[..., Any]:
     return fn
 
 
+def jit(fn: Callable[..., Any], **how: Any) -> Any:
+    """`jax.jit`, compiled quickly: what it makes runs a few times on little data."""
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0}, **how)
+
+
 def called(call: Call, part: str, fn: Callable[..., Any], *args: Any) -> Any:
     """What a use of the kernel returns, waited for; a PhaseError that names the use."""
     with _staging.part(part):

@@ -23,6 +23,7 @@ from conformance.properties._interpreted import (
     called,
     device_stage,
     expected,
+    jit,
 )
 from conformance.verdict import Outcome, Part
 
@@ -59,7 +60,7 @@ class Determinism(Interpreted):
 
 def _fresh(call: Call) -> Any:
     jax.clear_caches()
-    return jax.jit(device_stage(call))
+    return jit(device_stage(call))
 
 
 def _require_same_bits(first: Part, other: Part) -> None:

@@ -23,6 +23,7 @@ from conformance.properties._interpreted import (
     called,
     device_stage,
     expected,
+    jit,
 )
 from conformance.verdict import Part
 
@@ -36,9 +37,9 @@ class Donation(Interpreted):
 
     def parts(self, call: Call, args: tuple[Any, ...]) -> tuple[Part, ...]:
         fn = device_stage(call)
-        kept = self.jitted(call, _KEPT, lambda: jax.jit(fn))
+        kept = self.jitted(call, _KEPT, lambda: jit(fn))
         everything = tuple(range(len(args)))
-        donated = self.jitted(call, _DONATED, lambda: jax.jit(fn, donate_argnums=everything))
+        donated = self.jitted(call, _DONATED, lambda: jit(fn, donate_argnums=everything))
         return (
             _with_arguments_unchanged(call, _EAGER, fn, args),
             _with_arguments_unchanged(call, _KEPT, kept, args),

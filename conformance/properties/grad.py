@@ -21,6 +21,7 @@ from conformance.properties._interpreted import (
     called,
     device_stage,
     expected,
+    jit,
     positions,
 )
 from conformance.strategies import integers, make_arrays, rng_of
@@ -48,7 +49,7 @@ class Grad(Interpreted):
         if not chosen or len(chosen) < len(arrays):
             why = TypeError("an array is not among fn's arguments, or none has a derivative")
             raise _staging.PhaseError("prepare", why, Status.UNSUPPORTED)
-        fn = self.jitted(call, "vjp", lambda: jax.jit(_pullback(device_stage(call), chosen)))
+        fn = self.jitted(call, "vjp", lambda: jit(_pullback(device_stage(call), chosen)))
         cotangents = _floats(make_cotangents(call.case, call.example))
         return _parts(arrays, *called(call, "vjp", fn, args, cotangents))
 
@@ -63,7 +64,7 @@ class Grad(Interpreted):
     def baseline(self, case: Case, example: Example) -> tuple[Part, ...]:
         arrays = make_arrays(case, example)
         chosen = _differentiable(arrays)
-        fn = jax.jit(_pullback(lambda *a: case.baseline(example.params, *a), chosen))
+        fn = jit(_pullback(lambda *a: case.baseline(example.params, *a), chosen))
         return _parts(chosen, *fn(arrays, _floats(make_cotangents(case, example))))
 
 

@@ -22,6 +22,7 @@ from conformance.properties._interpreted import (
     called,
     device_stage,
     expected,
+    jit,
     positions,
 )
 from conformance.verdict import Part, Status
@@ -62,7 +63,7 @@ def _program(call: Call, args: tuple[Any, ...], arrays: Axes, results: Axes) -> 
             raise _staging.PhaseError("prepare", TypeError(why))
         inputs[place] = _along(axis)
     fn = device_stage(call)
-    return jax.jit(
+    return jit(
         jax.shard_map(
             lambda *halves: jax.tree.leaves(fn(*halves)),
             mesh=Mesh(np.array(jax.devices()[:DEVICES]), (_AXIS,)),

@@ -16,7 +16,7 @@ from conformance.case import Case, Example
 from conformance.modes import Call, _staging
 from conformance.properties import References
 from conformance.properties._batches import SLICES, batched, mappings, mixed, slices
-from conformance.properties._interpreted import Interpreted, called, device_stage, expected
+from conformance.properties._interpreted import Interpreted, called, device_stage, expected, jit
 from conformance.strategies import make_arrays
 from conformance.verdict import Part
 
@@ -35,7 +35,7 @@ class Vmap(Interpreted):
         if batch is None:
             return
         args, axes = batch
-        fn = self.jitted(call, axes, lambda: jax.jit(jax.vmap(device_stage(call), in_axes=axes)))
+        fn = self.jitted(call, axes, lambda: jit(jax.vmap(device_stage(call), in_axes=axes)))
         result = called(call, what, fn, *args)
         for number in range(SLICES):
             one = jax.tree.map(lambda leaf, n=number: leaf[n], result)
