@@ -94,11 +94,12 @@ class Plan:
         found = tuple(e for e in found if not e.modes or mode in e.modes)
         return list(found) if MODES[mode].values else _one_each(found)
 
-    def property_examples(self, kernel: Kernel) -> list[Example]:
-        """The examples on which the properties of one kernel are tried."""
+    def property_examples(self, kernel: Kernel, name: str) -> list[Example]:
+        """The examples on which one property of one kernel is tried."""
         if self.replay or self.replay_negatives:
             return [e for e in self.replay if e.case == kernel.case]
-        return list(for_properties(self.cases[kernel.case]))
+        found = list(for_properties(self.cases[kernel.case]))
+        return found if PROPERTIES[name].data else found[-1:]
 
     def claims(self) -> list[tuple[Kernel, str]]:
         """The properties to be judged, kernel by kernel, in the order of the claims."""

@@ -27,10 +27,12 @@ class Property(Protocol):
       name: as in `Kernel.properties` and `--properties`; no mode has the same.
       chip: the chip it is compiled for; None when it runs in the interpreter. One with a chip
         yields no values: what it is told is COMPILED or a refusal.
+      data: whether the verdict depends on the data; where not, one example is enough.
     """
 
     name: str
     chip: str | None
+    data: bool
 
     def environment(self) -> Mapping[str, str | None]:
         """Environment of the child process; as `Mode.environment`."""

@@ -22,6 +22,7 @@ class Compiled(_compiling.Compiling):
     """A property of which the compiler speaks: no values."""
 
     chip = CHIP
+    data = False
 
     def lacks(self, case: Case, kernel: Kernel) -> str | None:
         return None

@@ -25,6 +25,7 @@ class Interpreted:
     """A property whose parts are values, computed by Pallas' HLO interpreter."""
 
     chip: str | None = None
+    data = True
 
     def __init__(self) -> None:
         self._programs = _staging.Programs()

@@ -34,6 +34,7 @@ _LOWERED = f"lowered for {_CHIP}"
 
 class Determinism(Interpreted):
     name = "determinism"
+    data = False
 
     def run(self, call: Call) -> Outcome:
         try:

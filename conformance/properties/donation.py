@@ -34,6 +34,7 @@ _DONATED = "jitted, all arguments donated"
 
 class Donation(Interpreted):
     name = "donation"
+    data = False
 
     def parts(self, call: Call, args: tuple[Any, ...]) -> tuple[Part, ...]:
         fn = device_stage(call)

@@ -45,9 +45,9 @@ class Vmap(Interpreted):
     def references(self, case: Case, example: Example) -> References:
         batch = slices(case, example)
         return {
-            _slice(what, number): expected(case, example, arrays)
+            _slice(what, number): expected(case, one, arrays)
             for what, mapped in mappings(make_arrays(case, example)).items()
-            for number, arrays in enumerate(mixed(batch, mapped))
+            for number, (one, arrays) in enumerate(mixed(case, batch, mapped))
         }
 
 
