@@ -16,6 +16,7 @@ import pytest
 from property_mutants import CONTROLS, KERNELS, MUTANTS, Mutant
 
 from conformance.case import Kernel
+from conformance.chips import DEFAULT
 from conformance.examples import for_properties
 from conformance.judge import Judge
 from conformance.loading import (
@@ -255,3 +256,39 @@ def test_refused_with_one_line(pytester, monkeypatch, args, message) -> None:
 
 def test_names_are_unique() -> None:
     assert len({(k.case, k.name) for k in KERNELS}) == len(KERNELS)
+
+
+# --------------------------------------------------------------------------- stored exports
+
+STORED = sorted((Path(__file__).resolve().parent / "data" / "exports").glob("*.bin"))
+COMPILE = """
+import os, sys
+from pathlib import Path
+from conformance import chips, compiler
+
+for name, value in compiler.environment(sys.argv[1]).items():
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+from jax import export
+
+stored = export.deserialize(bytearray(Path(sys.argv[2]).read_bytes()))
+for chip in chips.DEFAULT:
+    told = compiler.compile_for(
+        stored.call, stored.in_avals, chips.get(chip), Path(sys.argv[1])
+    )
+    refused = isinstance(told, compiler.Refused)
+    print(chip, told.message if refused else f"{len(told.kernels)} kernel")
+"""
+
+
+@pytest.mark.skipif(
+    PROPERTIES["export"].unavailable(None) is not None,
+    reason=str(PROPERTIES["export"].unavailable(None)),
+)
+@pytest.mark.parametrize("stored", STORED, ids=lambda path: path.stem)
+def test_what_an_older_jax_exported_compiles(python, tmp_path, stored: Path) -> None:
+    """In a process that never saw the kernel."""
+    ran = python("-c", COMPILE, str(tmp_path), str(stored))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [f"{chip} 1 kernel" for chip in DEFAULT]
