@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance import Arithmetic, Case, Negative, Param, Reference, Work
-from conformance.case import Arrays, Params
+from conformance.case import Arrays, Axes, Params
 from conformance.numerics import dtype_of, equal, is_float
 from conformance.strategies import (
     LANES,
@@ -18,6 +18,7 @@ from conformance.strategies import (
     cdiv,
     check_tiles,
     elements,
+    halves,
     names,
     sizes,
 )
@@ -88,6 +89,11 @@ def baseline(params: Params, x: Any, y: Any) -> Any:
     return x + y
 
 
+def split(params: Params) -> tuple[Axes, Axes] | None:
+    """By rows."""
+    return ((0, 0), (0,)) if halves(params, "m", SUBLANES) else None
+
+
 def work(params: Params) -> Work:
     size = params["m"] * params["n"]
     return Work(flops=size, bytes=3 * size * dtype_of(params["dtype"]).itemsize)
@@ -143,6 +149,7 @@ CASES = (
         make=make,
         reference=reference,
         baseline=baseline,
+        split=split,
         work=work,
         negatives=NEGATIVES,
     ),

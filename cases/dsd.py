@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance import Arithmetic, Case, DomainError, Negative, Param, Reference, Work
-from conformance.case import Arrays, Params
+from conformance.case import Arrays, Axes, Params
 from conformance.numerics import bounded, dot_error, dtype_of, equal
 from conformance.strategies import (
     LANES,
@@ -19,6 +19,7 @@ from conformance.strategies import (
     blocks,
     cdiv,
     elements,
+    halves,
     integers,
     legal_block,
     names,
@@ -152,6 +153,11 @@ def baseline(params: Params, indices_i: Any, indices_k: Any, blocks: Any, y: Any
     return total.reshape(params["m"], n).astype(y.dtype)
 
 
+def split(params: Params) -> tuple[Axes, Axes] | None:
+    """By columns of y; the stored blocks are on both devices."""
+    return ((None, None, None, 1), (1,)) if halves(params, "n", LANES) else None
+
+
 def work(params: Params) -> Work:
     """Stored blocks and the rows of y that they meet are read once, the result written once."""
     mask = stored(params)
@@ -223,6 +229,7 @@ CASES = (
         make=make,
         reference=reference,
         baseline=baseline,
+        split=split,
         work=work,
         negatives=NEGATIVES,
     ),

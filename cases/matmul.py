@@ -46,6 +46,12 @@ def baseline(params: Params, x: Any, y: Any) -> Any:
     return product.astype(x.dtype)
 
 
+def gradient(
+    params: Params, kind: str, arrays: Arrays, cotangents: Arrays, arithmetic: Arithmetic
+) -> tuple[Reference, ...]:
+    return dot.gradient(params, kind, *arrays, *cotangents, arithmetic)
+
+
 def check_divided(params: Params) -> None:
     """The guide's first kernel has no tail in k: bk must divide it."""
     dot.check_blocks(params)
@@ -64,6 +70,8 @@ def case(name: str, contract: str, dtypes: tuple[str, ...], **parts: Any) -> Cas
         make=make,
         reference=reference,
         baseline=baseline,
+        gradient=gradient,
+        split=dot.split_rows,
         work=dot.work,
         negatives=dot.negatives(point) + parts.pop("further_negatives", ()),
         **parts,

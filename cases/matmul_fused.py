@@ -169,6 +169,7 @@ def case(name: str, contract: str, options: dict[str, tuple[str, ...]], **parts:
         | {o: Param(kind="choice", choices=c, passed=True) for o, c in options.items()},
         domain=lambda: dot.domain(*DTYPES, **options),
         check=dot.check_blocks,
+        split=dot.split_rows,
         work=dot.work,
         negatives=dot.negatives(point, transposed=transposed) + bad_options,
         **parts,

@@ -11,7 +11,7 @@ import numpy as np
 from conformance import Arithmetic, Case, Negative, Reference, Work
 from conformance import contraction as dot
 from conformance.case import Arrays, Params
-from conformance.numerics import dtype_of
+from conformance.numerics import dtype_of, total
 from conformance.strategies import LANES, cdiv, operand, probe_limit
 
 DTYPES = ("float32", "bfloat16")
@@ -45,6 +45,39 @@ def reference(
         )
 
     return one(x, y, "k"), one(dz, y.T, "n"), one(x.T, dz, "m")
+
+
+def gradient(
+    params: Params, kind: str, arrays: Arrays, cotangents: Arrays, arithmetic: Arithmetic
+) -> tuple[Reference, ...]:
+    """Of (z, dx, dy) for cotangents (cz, cx, cy): each array is an operand of two products, and
+    its gradient the sum of what each gives.
+
+    x    cz @ y.T + dz @ cy.T
+    y    x.T @ cz + cx.T @ dz
+    dz   cx @ y + x @ cy
+    """
+    (x, y, dz), (cz, cx, cy) = arrays, cotangents
+    of_z = dot.gradient(params, kind, x, y, cz, arithmetic)
+    of_dx = dot.gradient(params, kind, cx, cy, dz, arithmetic)
+    dtype = dtype_of(params["dtype"])
+
+    def forward(a: np.ndarray, b: np.ndarray) -> Reference:
+        return dot.reference(
+            kind,
+            a,
+            b,
+            k_blocks=cdiv(params["k"], params["bk"]),
+            operand_dtype=dtype,
+            out=dtype,
+            arithmetic=arithmetic,
+        )
+
+    return (
+        total(of_z[0], of_dx[0]),
+        total(of_z[1], of_dx[1]),
+        total(forward(cx, y), forward(x, cy)),
+    )
 
 
 def baseline(params: Params, x: Any, y: Any, dz: Any) -> Any:
@@ -98,6 +131,7 @@ CASES = (
         make=make,
         reference=reference,
         baseline=baseline,
+        gradient=gradient,
         work=work,
         negatives=NEGATIVES,
     ),

@@ -49,6 +49,7 @@ CASES = (
         make=make,
         reference=reference,
         baseline=baseline,
+        split=dot.split_rows,
         work=work,
         negatives=(*dot.negatives(POINT), dot.unsupported_type(POINT, "v2", "v3", "v4")),
     ),

@@ -3,6 +3,7 @@
 Contract: https://docs.jax.dev/en/latest/pallas/tpu/matmul.html, "Fused right-hand-side transpose"
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -43,6 +44,20 @@ def reference(
     )
 
 
+def gradient(
+    params: Params, kind: str, arrays: Arrays, cotangents: Arrays, arithmetic: Arithmetic
+) -> tuple[Reference, ...]:
+    """dx = dz @ y and, as y is stored transposed, dy = (x.T @ dz).T."""
+    (x, y), (dz,) = arrays, cotangents
+    dx, dy = dot.gradient(params, kind, x, y.T, dz, arithmetic)
+    return dx, transposed(dy)
+
+
+def transposed(found: Reference) -> Reference:
+    error = None if found.error is None else found.error.T
+    return replace(found, value=found.value.T, error=error)
+
+
 def baseline(params: Params, x: Any, y: Any) -> Any:
     product = jnp.dot(x, y.T, precision="highest", preferred_element_type=jnp.float32)
     return product.astype(x.dtype)
@@ -60,6 +75,8 @@ CASES = (
         make=make,
         reference=reference,
         baseline=baseline,
+        gradient=gradient,
+        split=dot.split_rows,
         work=dot.work,
         negatives=dot.negatives(POINT, transposed=True),
     ),

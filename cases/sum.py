@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance import Arithmetic, Case, Negative, Param, Reference, Work
-from conformance.case import Arrays, Params
+from conformance.case import Arrays, Axes, Params
 from conformance.numerics import INTERPRETED, bounded, dot_error, dtype_of, equal, is_float
 from conformance.strategies import (
     LANES,
@@ -19,6 +19,7 @@ from conformance.strategies import (
     cdiv,
     check_tiles,
     elements,
+    halves,
     integers,
     names,
     probe_limit,
@@ -111,6 +112,11 @@ def baseline(params: Params, x: Any) -> Any:
     return jnp.sum(x, axis=0, dtype=out)
 
 
+def split(params: Params) -> tuple[Axes, Axes] | None:
+    """By m, the first axis of the result."""
+    return ((1,), (0,)) if halves(params, "m", SUBLANES) else None
+
+
 def work(params: Params) -> Work:
     tile = params["m"] * params["n"]
     read = params["b"] * tile * dtype_of(params["dtype"]).itemsize
@@ -156,6 +162,7 @@ def case(name: str, contract: str, dtypes: tuple[str, ...], unsupported: str) ->
         make=make,
         reference=reference,
         baseline=baseline,
+        split=split,
         work=work,
         negatives=negatives(dtypes[0], unsupported),
     )

@@ -137,11 +137,13 @@ class Case:
       fetches: (params, arrays) -> for each named operand the most block fetches that the
         contract allows a kernel which uses the given blocks; None when it says nothing.
       gradient: (params, inputs, arrays, cotangents, arithmetic) -> one Reference for each array,
-        None for one that has no derivative; the cotangents are NumPy arrays, one for each result.
-        Needed by kernels that claim the property "grad".
+        None for one that has no derivative; the cotangents are NumPy arrays, one for each result
+        and of its dtype: integers of at most 4 in magnitude for inputs "exact" and "position",
+        else normal numbers. Needed by kernels that claim the property "grad".
       split: params -> (axes of the arrays, axes of the results): cut in two along these axes
-        (None: not cut), each half is a point of the domain whose results are those halves.
-        Needed by kernels that claim the property "shard_map".
+        (None: not cut), each half is a point of the domain, with the same blocks, whose results
+        are those halves. None for a point that cannot be cut. Needed by kernels that claim the
+        property "shard_map".
       negatives: input to be refused.
       rows: pinned examples as read from the JSON file beside the case.
     """
@@ -161,7 +163,7 @@ class Case:
     gradient: (
         Callable[[Params, str, Arrays, Arrays, Arithmetic], tuple[Reference | None, ...]] | None
     ) = None
-    split: Callable[[Params], tuple[Axes, Axes]] | None = None
+    split: Callable[[Params], tuple[Axes, Axes] | None] | None = None
     negatives: tuple[Negative, ...] = ()
     rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
@@ -185,7 +187,8 @@ class Kernel:
         the case's negative examples run against it.
       operands: for kernels of a case with `fetches`: the name of each blocked operand of the
         first pallas_call, in order.
-      properties: what else the kernel promises, by name ("vmap", "grad", ...).
+      properties: what else the kernel promises, by name ("vmap", "grad", ...; one module of
+        `conformance.properties` each).
     """
 
     case: str

@@ -6,13 +6,14 @@ Shared by the suite's own test and the test file of a vendored folder; pytest is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from conformance.case import Case, Kernel
 from conformance.expectations import waive
 from conformance.judge import Judge
 from conformance.plan import Column, Plan
+from conformance.properties import PROPERTIES
 from conformance.verdict import Status, Verdict
 
 # As many failing examples as a reader takes in.
@@ -59,16 +60,48 @@ def conform(
       write: is given each verdict as it comes.
     """
     mode, chip = column
-    reason = judge.unavailable(mode, chip)
-    if reason is not None:
-        if plan.modes_by_name:
-            return Conclusion("failed", f"mode {mode} was asked for but is UNAVAILABLE: {reason}")
-        return Conclusion("skipped", f"UNAVAILABLE: {reason}")
+    missing = _missing(f"mode {mode}", judge.unavailable(mode, chip), plan.modes_by_name)
+    if missing is not None:
+        return missing
+    verdicts = _judged(judge, plan.cases[kernel.case], kernel, column, plan)
+    return concluded(_written(verdicts, plan, write), advice)
+
+
+def has_property(
+    judge: Judge,
+    plan: Plan,
+    kernel: Kernel,
+    name: str,
+    write: Callable[[Verdict], None],
+    advice: Advice,
+) -> Conclusion:
+    """Tries a property that a kernel claims on a few examples; see `conform`."""
+    reason = judge.unavailable(name, PROPERTIES[name].chip)
+    missing = _missing(f"property {name}", reason, plan.properties_by_name)
+    if missing is not None:
+        return missing
+    case, examples = plan.cases[kernel.case], plan.property_examples(kernel, name)
+    verdicts = (judge.judge_property(case, kernel, name, e) for e in examples)
+    return concluded(_written(verdicts, plan, write), advice)
+
+
+def _missing(what: str, unavailable: str | None, by_name: bool) -> Conclusion | None:
+    """What cannot be judged here is skipped, but failed when it was asked for by name."""
+    if unavailable is None:
+        return None
+    if by_name:
+        return Conclusion("failed", f"{what} was asked for but is UNAVAILABLE: {unavailable}")
+    return Conclusion("skipped", f"UNAVAILABLE: {unavailable}")
+
+
+def _written(
+    judged: Iterable[Verdict], plan: Plan, write: Callable[[Verdict], None]
+) -> list[Verdict]:
     verdicts = []
-    for verdict in _judged(judge, plan.cases[kernel.case], kernel, column, plan):
+    for verdict in judged:
         verdicts.append(waive(verdict, plan.expectations))
         write(verdicts[-1])
-    return concluded(verdicts, advice)
+    return verdicts
 
 
 def _judged(

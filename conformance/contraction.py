@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.case import Arrays, Negative, Param, Params, Work
+from conformance.case import Arrays, Axes, Negative, Param, Params, Work
 from conformance.numerics import (
     FUNCTIONS,
     Arithmetic,
@@ -34,6 +34,7 @@ from conformance.strategies import (
     blocks,
     cdiv,
     check_tiles,
+    halves,
     names,
     operand,
     probe_limit,
@@ -313,6 +314,35 @@ def stacked(first: Reference, second: Reference, axis: int) -> Reference:
         first.dtype,
         np.stack([first.error, second.error], axis),
     )
+
+
+def gradient(
+    params: Params, kind: str, x: np.ndarray, y: np.ndarray, dz: np.ndarray, arithmetic: Arithmetic
+) -> tuple[Reference, Reference]:
+    """dx = dz @ y.T and dy = x.T @ dz, for the cotangent dz of z = x @ y.
+
+    Each accumulated in float32 and rounded once; probes stay exact, as no cotangent of one
+    exceeds 4. Sums of dx run over n and those of dy over m, in that dimension's blocks.
+    """
+    dtype = dtype_of(params["dtype"])
+
+    def one(a: np.ndarray, b: np.ndarray, dim: str) -> Reference:
+        return reference(
+            kind,
+            a,
+            b,
+            k_blocks=cdiv(params[dim], params[f"b{dim}"]),
+            operand_dtype=dtype,
+            out=dtype,
+            arithmetic=arithmetic,
+        )
+
+    return one(dz, y.T, "n"), one(x.T, dz, "m")
+
+
+def split_rows(params: Params) -> tuple[Axes, Axes] | None:
+    """Half of x (m, k) and the whole of y give half of the rows of the product."""
+    return ((0, None), (0,)) if halves(params, "m", SUBLANES) else None
 
 
 # --------------------------------------------------------------------------- work

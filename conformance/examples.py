@@ -138,6 +138,16 @@ def for_case(case: Case, tier: str, max_examples: int | None) -> tuple[Example, 
     return pinned(case, tier) + generated(case, count, tier)
 
 
+def for_properties(case: Case) -> tuple[Example, ...]:
+    """The first smoke example (or, without any, the first generated one): one probe whose
+    results are exact, and full-mantissa numbers."""
+    found = pinned(case, "smoke") or generated(case, 1, "smoke")
+    point = [e for e in found if e.params == found[0].params]
+    probes = [e for e in point if e.inputs in ("exact", "position")][:1]
+    normal = [e for e in point if e.inputs == "normal"]
+    return tuple(probes + normal) or tuple(point[:1])
+
+
 # --------------------------------------------------------------------------- replay
 
 

@@ -41,8 +41,8 @@ from conformance.loading import (
     load_cases,
     schema,
 )
-from conformance.serve import make_arrays
 from conformance.shapes import Form, arrays_like, dtype_exists
+from conformance.strategies import make_arrays
 
 # Tried for a block that neither a shape nor `statics` shows; whole dimensions are tried, too.
 _BLOCKS = (128, 256, 512, 8, 16, 32, 64, 1)

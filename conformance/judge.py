@@ -18,10 +18,11 @@ from conformance.child import EngineError
 from conformance.loading import negative_example
 from conformance.modes import MODES
 from conformance.numerics import Comparison, Reference, compare
+from conformance.properties import PROPERTIES, References
 from conformance.recent import Recent
 from conformance.runner import Runner
-from conformance.serve import make_arrays
-from conformance.verdict import Failure, Outcome, Status, Verdict
+from conformance.strategies import make_arrays
+from conformance.verdict import Failure, Outcome, Status, Use, Verdict
 
 
 class Judge:
@@ -37,7 +38,7 @@ class Judge:
         self._baselines = Recent(recent)
 
     def unavailable(self, mode: str, chip: str | None) -> str | None:
-        """Why a mode cannot run here, or None."""
+        """Why a mode or a property cannot be judged here, or None."""
         return self._runner.unavailable(mode, chip)
 
     def judge(
@@ -58,6 +59,46 @@ class Judge:
         outcome = self._runner.run(mode, chip, kernel, example, negative.name)
         decided = _decide_negative(negative, outcome)
         return _verdict(kernel, mode, chip, example, decided, time.perf_counter() - start)
+
+    def judge_property(self, case: Case, kernel: Kernel, name: str, example: Example) -> Verdict:
+        """The verdict on one property that a kernel claims, on one legal example."""
+        start = time.perf_counter()
+        chip = PROPERTIES[name].chip
+        outcome = self._runner.run(name, chip, kernel, example, None)
+        decided = self._decide_property(case, kernel, name, example, outcome)
+        return _verdict(kernel, name, chip, example, decided, time.perf_counter() - start)
+
+    def _decide_property(
+        self, case: Case, kernel: Kernel, name: str, example: Example, outcome: Outcome
+    ) -> dict[str, Any]:
+        chip = PROPERTIES[name].chip
+        if chip is not None:
+            return _of_compilation(kernel, example, chip, outcome)
+        if outcome.failure is not None:
+            return of_failure(outcome.failure)
+        references = self._references.get(
+            (name, example.id), lambda: PROPERTIES[name].references(case, example)
+        )
+        if not outcome.parts:
+            raise EngineError(f"property {name} gave neither values nor a failure on {example.id}")
+        numbers = {**outcome.evidence, "xla_ratio": self._xla_property(name, example, references)}
+        verdict = _of_parts(outcome.parts, references)
+        numbers["error_ratio"] = verdict.pop("ratio")
+        return verdict | {"numbers": numbers}
+
+    def _xla_property(self, name: str, example: Example, references: References) -> float | None:
+        """As `_xla_ratio`, of the baseline's own parts; None where a property has none."""
+
+        def compute() -> float | None:
+            decided = _of_parts(self._runner.property_baseline(name, example), references)
+            if decided["status"] is not Status.PASS:
+                raise EngineError(
+                    f"XLA's own result breaks the bound of property {name} on {example.id}: "
+                    f"{decided['why']}; the case's reference, bound or baseline is wrong"
+                )
+            return decided["ratio"]
+
+        return self._baselines.get((name, example.id), compute)
 
     def _decide(
         self,
@@ -177,12 +218,13 @@ def of_failure(failure: Failure) -> dict[str, Any]:
     text = failure.clause or _shortened(failure.message)
     if failure.code:
         text = f"{failure.code}: {text}"
+    part = f"{failure.part}: " if failure.part else ""
     return {
         "status": failure.status,
         "phase": failure.phase,
         "code": failure.code or failure.clause or None,
         "error": failure.error or None,
-        "why": f"{kind}{text}" or "an exception without a message",
+        "why": part + (f"{kind}{text}" or "an exception without a message"),
     }
 
 
@@ -220,6 +262,21 @@ def _of_stages(outcome: Outcome, references: tuple[Reference, ...]) -> dict[str,
             return decided | {"why": f"{decided['why']}; {stage.blame}"}
     assert outcome.values is not None
     return of_values(outcome.values, references)
+
+
+def _of_parts(parts: tuple[Use, ...], references: References) -> dict[str, Any]:
+    """Of the first part that is wrong, named; else PASS with the worst ratio of all."""
+    ratios = []
+    for part in parts:
+        reference = references[part.name]
+        if reference is None:
+            continue
+        decided = of_values(part.values, reference)
+        if decided["status"] is not Status.PASS:
+            return decided | {"why": f"{part.name}: {decided['why']}"}
+        ratios.append(decided["ratio"])
+    known = [r for r in ratios if r is not None]
+    return {"status": Status.PASS, "ratio": max(known) if known else None}
 
 
 def _which(number: int, count: int, comparison: Comparison) -> str:

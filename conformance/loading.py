@@ -310,6 +310,25 @@ def _check_kernels(spec: str, kernels: Any, cases: tuple[str, ...]) -> None:
         seen.add((kernel.case, kernel.name))
 
 
+def check_properties(subject: Subject, cases: Mapping[str, Case]) -> None:
+    """LoadError for the first property that a kernel claims and that is unknown, or that the
+    kernel or its case lacks something for."""
+    from conformance.properties import PROPERTIES
+
+    for kernel in subject.kernels:
+        where = f"subject {subject.spec!r}: {kernel.case}/{kernel.name}"
+        claimed = kernel.properties
+        if not isinstance(claimed, tuple) or len(set(claimed)) < len(claimed):
+            raise LoadError(f"{where}: properties must be a tuple of unlike names, got {claimed!r}")
+        for name in claimed:
+            if name not in PROPERTIES:
+                known = ", ".join(PROPERTIES)
+                raise LoadError(f"{where}: unknown property {name!r}; known: {known}")
+            why = PROPERTIES[name].lacks(cases[kernel.case], kernel)
+            if why is not None:
+                raise LoadError(f"{where} cannot claim property {name!r}: {why}")
+
+
 def negative_example(case: Case, negative: Negative) -> Example:
     """The example that stands for a negative one; its id replays it."""
     return Example(

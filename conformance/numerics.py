@@ -151,6 +151,31 @@ def bounded(value: np.ndarray, dtype: np.dtype, error: np.ndarray) -> Reference:
     return Reference(value=value, dtype=dtype, judgement=Judgement.BOUNDED, error=error)
 
 
+def total(first: Reference, second: Reference) -> Reference:
+    """The reference of a + b, each of which was rounded to the dtype before.
+
+    Where both are exact in it, so that only the sum is rounded, that is judged "equal".
+    """
+    dtype = first.dtype
+    with np.errstate(invalid="ignore"):
+        value = first.value + second.value
+        if all(_exact(r) for r in (first, second)):
+            return equal(value, dtype)
+        return bounded(value, dtype, _own_error(first) + _own_error(second))
+
+
+def _exact(reference: Reference) -> bool:
+    held = round_to(reference.value, reference.dtype).astype(np.float64)
+    return reference.error is None and bool((held == reference.value).all())
+
+
+def _own_error(reference: Reference) -> np.ndarray:
+    """What the result may err by; also where it is exact but for its own rounding."""
+    if reference.error is not None:
+        return reference.allowed()
+    return unit_roundoff(reference.dtype) * np.abs(reference.value)
+
+
 # --------------------------------------------------------------------------- bounds
 
 

@@ -10,22 +10,27 @@ from typing import Any
 
 from conformance.benchmarks import Point, load_points, parts, points_of
 from conformance.case import TIERS, Case, Example, Kernel, Negative
-from conformance.examples import GENERATED, ReplayError, for_case, parse_id
+from conformance.examples import GENERATED, ReplayError, for_case, for_properties, parse_id
 from conformance.expectations import Expectation, ExpectationError
 from conformance.expectations import load as load_expectations
 from conformance.loading import (
     LoadError,
     Subject,
+    check_properties,
     load_cases,
     load_subject,
     negative_example,
     subject_folder,
 )
 from conformance.modes import MODES
+from conformance.properties import PROPERTIES
 from conformance.targets import Target, load_targets
 from conformance.timing import Part
 
 Column = tuple[str, str | None]
+
+# What `--properties` is told to leave all of them out.
+_NO_PROPERTY = "none"
 
 
 class PlanError(ValueError):
@@ -37,11 +42,12 @@ class Options:
     """The options of a run as plain values, which an xdist worker is sent.
 
     Attributes:
-      modes, chips, cases, kernels, replay: as given, comma lists taken apart; paths absolute,
-        because workers start in another directory.
+      modes, properties, chips, cases, kernels, replay: as given, comma lists taken apart; paths
+        absolute, because workers start in another directory.
     """
 
     modes: tuple[str, ...]
+    properties: tuple[str, ...]
     chips: tuple[str, ...]
     subject: str
     cases: tuple[str, ...]
@@ -61,7 +67,8 @@ class Plan:
     Attributes:
       case_files: case files and folders besides the bundled ones.
       columns: (mode, chip) pairs.
-      modes_by_name: a mode that was asked for by name must be there.
+      properties: names of those that are judged, where kernels claim them.
+      modes_by_name, properties_by_name: what was asked for by name must be there.
       replay, replay_negatives: the only examples to judge, if any.
       points, targets: where kernels are timed, and published times; none without --benchmark.
       complete: nothing narrows the examples, so that an expectation which covers no verdict of
@@ -73,7 +80,9 @@ class Plan:
     subject: Subject
     kernels: tuple[Kernel, ...]
     columns: tuple[Column, ...]
+    properties: tuple[str, ...]
     modes_by_name: bool
+    properties_by_name: bool
     tier: str
     max_examples: int | None
     timeout: float
@@ -91,6 +100,17 @@ class Plan:
         found = for_case(self.cases[kernel.case], self.tier, self.max_examples)
         found = tuple(e for e in found if not e.modes or mode in e.modes)
         return list(found) if MODES[mode].values else _one_each(found)
+
+    def property_examples(self, kernel: Kernel, name: str) -> list[Example]:
+        """The examples on which one property of one kernel is tried."""
+        if self.replay or self.replay_negatives:
+            return [e for e in self.replay if e.case == kernel.case]
+        found = list(for_properties(self.cases[kernel.case]))
+        return found if PROPERTIES[name].data else found[-1:]
+
+    def claims(self) -> list[tuple[Kernel, str]]:
+        """The properties to be judged, kernel by kernel, in the order of the claims."""
+        return [(k, name) for k in self.kernels for name in k.properties if name in self.properties]
 
     def negatives(self, kernel: Kernel, mode: str, chip: str | None) -> list[Negative]:
         """The negative examples that this kernel promises and this mode can judge."""
@@ -132,9 +152,11 @@ class Plan:
         return lines
 
     def covered_by(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether every kernel was judged in every column, and nothing narrowed the selection."""
+        """Whether every kernel was judged in every column and about every property, and nothing
+        narrowed the selection."""
         judged = {(r["case"], r["kernel"], r["mode"], r["chip"]) for r in rows}
         wanted = {(k.case, k.name, *column) for k in self.kernels for column in self.columns}
+        wanted |= {(k.case, k.name, p, PROPERTIES[p].chip) for k, p in self.claims()}
         return self.complete and judged == wanted
 
 
@@ -160,6 +182,7 @@ def make_plan(options: Options) -> Plan:
         subject = load_subject(options.subject, tuple(cases))
         points = load_points(cases) if options.benchmark else ()
         targets = load_targets(cases) if options.benchmark else ()
+        check_properties(subject, cases)
     except LoadError as e:
         raise PlanError(str(e)) from e
     if options.max_examples is not None and options.max_examples < 0:
@@ -170,14 +193,18 @@ def make_plan(options: Options) -> Plan:
     named = [c for c in options.cases if not is_path(c)]
     replayed = {e.case for e in replay} | {case for case, _ in negatives}
     wanted = _chosen("--cases", named, list(cases)) or sorted(replayed) or list(cases)
-    columns = _columns(options)
+    columns, properties = _columns(options), _properties(options)
+    kernels = _kernels(options, subject, wanted)
+    _require_claimed(options, kernels)
     return Plan(
         cases=cases,
         case_files=case_files,
         subject=subject,
-        kernels=_kernels(options, subject, wanted),
+        kernels=kernels,
         columns=columns,
+        properties=properties,
         modes_by_name=bool(options.modes) and "all" not in options.modes,
+        properties_by_name=bool(options.properties) and "all" not in options.properties,
         tier=options.tier,
         max_examples=options.max_examples,
         timeout=options.timeout,
@@ -227,9 +254,12 @@ def _expectations(options: Options) -> tuple[Expectation, ...]:
     except ExpectationError as e:
         raise PlanError(f"--expectations {e}") from e
     columns = [(name, chip) for name, mode in MODES.items() for chip in mode.chips or (None,)]
+    columns += [(name, one.chip) for name, one in PROPERTIES.items()]
     for entry in entries:
         if not any(entry.speaks_of(*column) for column in columns):
-            raise PlanError(f"--expectations {path}: no mode and chip is meant by: {entry}")
+            raise PlanError(
+                f"--expectations {path}: no mode and chip, and no property, is meant by: {entry}"
+            )
     return entries
 
 
@@ -268,6 +298,8 @@ def _kernels(options: Options, subject: Subject, cases: list[str]) -> tuple[Kern
 
 def _columns(options: Options) -> tuple[Column, ...]:
     modes = _chosen("--mode", options.modes, list(MODES))
+    if not modes and set(options.properties) - {_NO_PROPERTY}:
+        return ()
     modes = modes or [name for name, mode in MODES.items() if mode.default]
     known = list(dict.fromkeys(c for mode in MODES.values() for c in mode.chips))
     _chosen("--chip", options.chips, known)
@@ -275,6 +307,26 @@ def _columns(options: Options) -> tuple[Column, ...]:
         chips = ",".join(options.chips)
         raise PlanError(f"--chip {chips}: no chip is compiled for in mode {', '.join(modes)}")
     return tuple((name, chip) for name in modes for chip in _chips(name, options.chips))
+
+
+def _properties(options: Options) -> tuple[str, ...]:
+    """Those given; else all of them, unless the run was narrowed to modes."""
+    given = [name for name in options.properties if name != _NO_PROPERTY]
+    known = list(PROPERTIES)
+    if given and len(given) < len(options.properties):
+        raise PlanError(f"--properties {','.join(options.properties)}: none of them, or some")
+    chosen = _chosen("--properties", given, known)
+    if chosen or options.properties or options.modes:
+        return tuple(dict.fromkeys(chosen))
+    return tuple(known)
+
+
+def _require_claimed(options: Options, kernels: Sequence[Kernel]) -> None:
+    """PlanError for a property that was asked for by name and that no kernel claims."""
+    claimed = {name for kernel in kernels for name in kernel.properties}
+    for name in options.properties:
+        if name not in claimed and name not in ("all", _NO_PROPERTY):
+            raise PlanError(f"--properties {name}: none of the selected kernels claims it")
 
 
 def _chips(mode: str, given: Sequence[str]) -> Sequence[str | None]:

@@ -29,6 +29,7 @@ from conformance.loading import DEFAULT_SUBJECT
 from conformance.modes import MODES
 from conformance.plan import Column, Options, Plan, PlanError, absolute, make_plan
 from conformance.predictor import Predictor
+from conformance.properties import PROPERTIES
 from conformance.report import plots, timings
 from conformance.report.lines import Lines, read
 from conformance.report.matrix import Matrix, render
@@ -57,6 +58,11 @@ _CHIPS = "CONFORMANCE_TPU_CHIPS"
 
 _HELP = {
     "--mode": ("NAMES", f"modes, comma separated, or all: {', '.join(MODES)}"),
+    "--properties": (
+        "NAMES",
+        "properties that kernels claim, comma separated, all or none (default: all, unless --mode "
+        f"is given): {', '.join(PROPERTIES)}",
+    ),
     "--chip": ("NAMES", "chips, comma separated, or all"),
     "--cases": ("NAMES", "cases, comma separated; a path adds a case file or folder"),
     "--kernel": ("NAMES", "kernels by name or case/name, comma separated"),
@@ -78,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar, text = _HELP[name]
         group.addoption(name, metavar=metavar, help=text, **how)
 
-    for name in ("--mode", "--chip", "--cases", "--kernel", "--replay"):
+    for name in ("--mode", "--properties", "--chip", "--cases", "--kernel", "--replay"):
         add(name, action="append", default=None)
     add("--subject", default=DEFAULT_SUBJECT)
     add("--max-examples", type=int, default=None)
@@ -105,6 +111,7 @@ def _options(config: pytest.Config) -> Options:
     tpu = ("tpu",) if config.getoption("--tpu") else ()
     return Options(
         modes=tuple(dict.fromkeys((*names("--mode"), *tpu))),
+        properties=names("--properties"),
         chips=names("--chip"),
         subject=absolute(config.getoption("--subject")),
         cases=tuple(map(absolute, names("--cases"))),
@@ -225,7 +232,7 @@ class _Session:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if "test_conforms[" in report.nodeid:
+        if "test_conforms[" in report.nodeid or "test_has_property[" in report.nodeid:
             self._config.stash[_CONFORMS] = True
 
 
@@ -253,16 +260,35 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test a kernel and mode@chip; one a kernel, point and part that is timed."""
+    """One test a kernel and mode@chip, one a kernel and property that it claims, and one a kernel,
+    point and part that is timed."""
     if "timed" in metafunc.fixturenames:
         found = _timed(metafunc.config)
         metafunc.parametrize("timed", list(found.values()), ids=list(found))
     if "judged_kernel" not in metafunc.fixturenames:
         return
     plan = metafunc.config.stash[_PLAN]
-    pairs = [(k, c) for k in plan.kernels for c in plan.columns]
-    ids = [f"{k.case}/{k.name}-{_column(c)}" for k, c in pairs]
-    metafunc.parametrize(("judged_kernel", "column"), pairs, ids=ids)
+    if "column" in metafunc.fixturenames:
+        pairs = [(k, c) for k in plan.kernels for c in plan.columns]
+        ids = [f"{k.case}/{k.name}-{_column(c)}" for k, c in pairs]
+        metafunc.parametrize(("judged_kernel", "column"), pairs, ids=ids)
+    else:
+        claims = plan.claims()
+        ids = [f"{k.case}/{k.name}-{name}" for k, name in claims]
+        metafunc.parametrize(("judged_kernel", "claimed"), claims, ids=ids)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run without modes, or without properties, does not show a skipped test in their place."""
+    if _PLAN not in config.stash:
+        return
+    plan = config.stash[_PLAN]
+    empty = {"column": not plan.columns, "claimed": not plan.claims()}
+    items[:] = [
+        item
+        for item in items
+        if not any(empty.get(name) for name in getattr(item, "fixturenames", ()))
+    ]
 
 
 def pytest_pycollect_makeitem(name: str, collector: pytest.Collector) -> list[pytest.Item] | None:
@@ -429,7 +455,7 @@ def _show(terminalreporter: Any, plan: Plan, rows: list[dict[str, Any]]) -> None
     writer = terminalreporter._tw
     width = writer.fullwidth if writer.hasmarkup else _LOG_WIDTH
     terminalreporter.write_line("")
-    terminalreporter.write(render(Matrix(rows), width, writer.hasmarkup))
+    terminalreporter.write(_matrices(rows, width, writer.hasmarkup))
     for line in plan.left_out():
         terminalreporter.write_line(line)
 
@@ -441,11 +467,21 @@ def _show_times(terminalreporter: Any, times: list[dict[str, Any]]) -> None:
     terminalreporter.write(timings.render(times, width, writer.hasmarkup))
 
 
+def _matrices(rows: Sequence[Mapping[str, Any]], width: int, color: bool) -> str:
+    """Kernel x mode and, under it, kernel x property, each where there is something to show."""
+    properties = [r for r in rows if r["mode"] in PROPERTIES]
+    modes = [r for r in rows if r["mode"] not in PROPERTIES]
+    text = render(Matrix(modes), width, color) if modes else ""
+    if properties:
+        text += render(Matrix(properties), width, color, "Kernel x property")
+    return text
+
+
 def _write_report(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The matrix and, where chips were judged, the support matrix, beside results.jsonl."""
     if not rows:
         return
-    (directory / "matrix.txt").write_text(render(Matrix(rows), _LOG_WIDTH, False))
+    (directory / "matrix.txt").write_text(_matrices(rows, _LOG_WIDTH, False))
     for name, mode in MODES.items():
         support = Support(rows, name, mode.chips)
         if support.chips:

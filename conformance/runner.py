@@ -12,9 +12,10 @@ from conformance import serve
 from conformance.case import Example, Kernel
 from conformance.child import Child, ChildDied, ChildTimeout, EngineError
 from conformance.modes import MODES
+from conformance.properties import PROPERTIES
 from conformance.schedule import Prediction, Unpredicted
 from conformance.timing import Part
-from conformance.verdict import Failure, Outcome, Status
+from conformance.verdict import Failure, Outcome, Status, Use
 
 # A worker stays below 2 GB with one child of this size beside it.
 CHILD_MEMORY = 1_300_000_000
@@ -50,9 +51,10 @@ class Runner:
         self._unavailable: dict[str, str | None] = {}
 
     def unavailable(self, mode: str, chip: str | None) -> str | None:
-        """Why a mode cannot run here, or None; a process that dies of being asked is a reason."""
-        reason = MODES[mode].unavailable(chip)
-        if reason is not None or MODES[mode].in_process:
+        """Why a mode or a property cannot run here, or None; a process that dies of being asked
+        is a reason."""
+        reason = serve.way(mode).unavailable(chip)
+        if reason is not None or _in_process(mode):
             return reason
         if mode not in self._unavailable:
             self._unavailable[mode] = self._probe(mode)
@@ -69,11 +71,12 @@ class Runner:
     def run(
         self, mode: str, chip: str | None, kernel: Kernel, example: Example, negative: str | None
     ) -> Outcome:
-        """One kernel on one example; a dead or silent child is a Failure, not an exception."""
+        """One kernel on one example, in a mode or about a property; a dead or silent child is a
+        Failure, not an exception."""
         request = serve.run_request(
             self._subject, self._case_files, mode, chip, kernel, example, negative
         )
-        if MODES[mode].in_process:
+        if _in_process(mode):
             return self._here.answer(request)
         try:
             return self._child(mode).call(request, self._timeout)
@@ -88,10 +91,18 @@ class Runner:
         All modes that run in children share one child for it, so that XLA compiles it once.
         """
         request = serve.baseline_request(self._case_files, example)
-        if MODES[mode].in_process:
+        if _in_process(mode):
             return self._here.answer(request)
+        return self._of_xla(_BASELINE, request, example)
+
+    def property_baseline(self, name: str, example: Example) -> tuple[Use, ...]:
+        """What XLA's own code does about a property; EngineError when that fails."""
+        request = serve.property_baseline_request(self._case_files, name, example)
+        return self._of_xla(name, request, example)
+
+    def _of_xla(self, name: str, request: dict[str, Any], example: Example) -> Any:
         try:
-            return self._child(_BASELINE).call(request, self._timeout)
+            return self._child(name).call(request, self._timeout)
         except (ChildTimeout, ChildDied) as e:
             raise EngineError(f"the XLA baseline of {example.id} failed: {e}") from e
 
@@ -119,7 +130,7 @@ class Runner:
         self._children.clear()
 
     def _child(self, mode: str) -> Child:
-        environment = dict(MODES[mode].environment())
+        environment = dict(serve.way(mode).environment())
         # Small products are many times slower with a thread for each core.
         environment["OPENBLAS_NUM_THREADS"] = os.environ.get("OPENBLAS_NUM_THREADS", "1")
         if self._cache is not None:
@@ -131,6 +142,11 @@ class Runner:
         if key not in self._children:
             self._children[key] = Child(environment, CHILD_MEMORY)
         return self._children[key]
+
+
+def _in_process(mode: str) -> bool:
+    """Whether a mode runs in this process; properties never do."""
+    return mode not in PROPERTIES and MODES[mode].in_process
 
 
 def _died(status: Status, error: str, message: str) -> Outcome:

@@ -10,14 +10,16 @@ import numpy as np
 from conformance import chips
 from conformance.case import Arrays, Case, Example, Kernel, Negative
 from conformance.loading import load_cases, load_subject
-from conformance.modes import MODES, Call
+from conformance.modes import MODES, Call, Mode
+from conformance.properties import PROPERTIES, Property
 from conformance.recent import Recent
-from conformance.strategies import rng_of
+from conformance.strategies import make_arrays
 from conformance.timing import Part
 
 
 class Server:
-    """Answers requests: run a kernel in a mode, predict it, or compute the XLA baseline."""
+    """Answers requests: run a kernel in a mode, try a property, predict a time, or compute the XLA
+    baseline."""
 
     def __init__(self) -> None:
         self._baselines: dict[tuple[Any, ...], Any] = {}
@@ -26,17 +28,21 @@ class Server:
     def answer(self, request: Mapping[str, Any]) -> Any:
         """The result of one request; the functions below make them."""
         if request["op"] == "probe":
-            return MODES[request["mode"]].probe()
+            return way(request["mode"]).probe()
         cases = load_cases(tuple(request["case_files"]))
         example: Example = request["example"]
         case = cases[example.case]
         if request["op"] == "baseline":
             return self._baseline(case, example)
+        if request["op"] == "property-baseline":
+            return PROPERTIES[request["mode"]].baseline(case, example)
         subject = load_subject(request["subject"], tuple(cases))
         kernel = subject.find(case.name, request["kernel"])
         if request["op"] == "predict":
             return self._predicted(case, kernel, request)
         call = bind(case, kernel, example, request["negative"])
+        if request["mode"] in PROPERTIES:
+            return PROPERTIES[request["mode"]].run(call)
         return MODES[request["mode"]].run(call, request["chip"])
 
     def _predicted(self, case: Case, kernel: Kernel, request: Mapping[str, Any]) -> Any:
@@ -60,6 +66,11 @@ class Server:
         return tuple(np.asarray(leaf) for leaf in jax.tree.leaves(result))
 
 
+def way(name: str) -> Mode | Property:
+    """The mode or the property of that name; no name is both."""
+    return MODES[name] if name in MODES else PROPERTIES[name]
+
+
 def run_request(
     subject: str,
     case_files: tuple[str, ...],
@@ -69,7 +80,8 @@ def run_request(
     example: Example,
     negative: str | None = None,
 ) -> dict[str, Any]:
-    """Asks for one kernel on one example in one mode; answered with an Outcome."""
+    """Asks for one kernel on one example in one mode, or about one property; answered with an
+    Outcome."""
     return {
         "op": "run",
         "subject": subject,
@@ -110,14 +122,21 @@ def predict_request(
     }
 
 
+def property_baseline_request(
+    case_files: tuple[str, ...], name: str, example: Example
+) -> dict[str, Any]:
+    """Asks what XLA's own code does about a property; answered with a tuple of Use."""
+    return {
+        "op": "property-baseline",
+        "case_files": case_files,
+        "mode": name,
+        "example": example,
+    }
+
+
 def probe_request(mode: str) -> dict[str, Any]:
     """Asks why a mode cannot run in this process; answered with the reason or None."""
     return {"op": "probe", "mode": mode}
-
-
-def make_arrays(case: Case, example: Example) -> Arrays:
-    """The arrays of an example, from its seed."""
-    return case.make(example.params, example.inputs, rng_of(example.seed))
 
 
 def bind(case: Case, kernel: Kernel, example: Example, negative: str | None) -> Call:

@@ -17,7 +17,7 @@ import numpy as np
 from conformance.case import Case, Example, Params
 from conformance.examples import generated, pinned
 from conformance.numerics import INTERPRETED, dtype_of
-from conformance.serve import make_arrays
+from conformance.strategies import make_arrays
 
 _POINTS = 24
 

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.case import DomainError, Params
+from conformance.case import Arrays, Case, DomainError, Example, Params
 from conformance.numerics import (
     dtype_of,
     is_float,
@@ -52,6 +52,12 @@ def check_tiles(params: Params, **units: int) -> None:
             )
 
 
+def halves(params: Params, dim: str, unit: int) -> bool:
+    """Whether a dimension can be cut in two that are points of the domain with the same block."""
+    half, rest = divmod(params[dim], 2)
+    return not rest and legal_block(params[f"b{dim}"], half, unit)
+
+
 def blocks(dim: int, unit: int, most: int = 4) -> st.SearchStrategy[int]:
     """Legal block lengths of `dim` that cut it into at most `most` blocks."""
     candidates = {dim}
@@ -77,6 +83,11 @@ def names(*choices: str) -> st.SearchStrategy[str]:
 def rng_of(seed: int) -> np.random.Generator:
     """The generator of a seed; PCG64 by name so that a seed means the same for good."""
     return np.random.Generator(np.random.PCG64(seed))
+
+
+def make_arrays(case: Case, example: Example) -> Arrays:
+    """The arrays of an example, from its seed."""
+    return case.make(example.params, example.inputs, rng_of(example.seed))
 
 
 def integers(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from conformance.case import Case, Example, Kernel, Params
 from conformance.child import read_message, write_message
 from conformance.loading import DEFAULT_SUBJECT, check_params, load_cases, load_subject
 from conformance.modes import Call
-from conformance.serve import make_arrays
+from conformance.strategies import make_arrays
 
 Options = Mapping[str, Any]
 

@@ -1,5 +1,5 @@
 """The test functions that pytest parametrizes: does a kernel conform in a mode (on a chip), and
-is it as fast as what is published."""
+has it a property that it claims, and is it as fast as what is published."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from conformance.benchmarks import Point
 from conformance.case import Kernel
-from conformance.conclusion import Advice, concluded, conform
+from conformance.conclusion import Advice, concluded, conform, has_property
 from conformance.judge import Judge, declared
 from conformance.outcome import tell
 from conformance.plan import Column, Plan
+from conformance.properties import PROPERTIES
 from conformance.report.lines import Lines
 from conformance.report.timings import Timings
 from conformance.stopwatch import Timed, Times
@@ -34,6 +35,14 @@ def test_conforms(
     """Every example is judged; one that fails does not end the others."""
     advice = _advice(plan.subject.spec, plan.case_files)
     tell(conform(judge, plan, judged_kernel, column, lines.write, advice))
+
+
+def test_has_property(
+    judged_kernel: Kernel, claimed: str, plan: Plan, judge: Judge, lines: Lines
+) -> None:
+    """The property is tried on a few examples; one that fails does not end the others."""
+    advice = _advice(plan.subject.spec, plan.case_files)
+    tell(has_property(judge, plan, judged_kernel, claimed, lines.write, advice))
 
 
 def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = ()) -> None:
@@ -131,9 +140,11 @@ def _advice(subject: str, case_files: tuple[str, ...]) -> Advice:
     command = _command(subject, case_files)
 
     def replay(verdict: Verdict) -> str:
-        chip = f" --chip {verdict.chip}" if verdict.chip else ""
+        option = f"--mode {verdict.mode}" + (f" --chip {verdict.chip}" if verdict.chip else "")
+        if verdict.mode in PROPERTIES:
+            option = f"--properties {verdict.mode}"
         return (
-            f"{command} --mode {verdict.mode}{chip} "
+            f"{command} {option} "
             f"--kernel {verdict.case}/{verdict.kernel} --replay {verdict.example}"
         )
 

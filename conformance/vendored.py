@@ -147,6 +147,7 @@ def session(
         tier=TIER,
         replay=(replayed,) if replayed else (),
         timeout=timeout,
+        properties=("none",),
         expectations=str(file.parent / expectations),
     )
     try:

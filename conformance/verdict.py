@@ -54,6 +54,7 @@ class Failure:
       code: the compiler's stable code (E2001...), if any.
       clause: the first clause of the message, the same across shapes and versions; the
         signature of a refusal that has no code.
+      part: which of several uses of the kernel it was, where a property tries several.
     """
 
     status: Status
@@ -62,6 +63,20 @@ class Failure:
     message: str
     code: str | None = None
     clause: str = ""
+    part: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What one of several uses of a kernel gave, where a property tries several.
+
+    Attributes:
+      name: of the use; the property's references have the same names.
+      values: its results.
+    """
+
+    name: str
+    values: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +103,7 @@ class Outcome:
       failure: why there are none.
       stages: the forms of the kernel on its way through a compiler, first to last, where a mode
         executes them; `values` are those of the last one.
+      parts: the results of several uses of the kernel (properties).
       compiled: accepted by the compiler (modes that judge no values).
       evidence: numbers and texts worth keeping beside the verdict.
     """
@@ -95,15 +111,17 @@ class Outcome:
     values: tuple[np.ndarray, ...] | None = None
     failure: Failure | None = None
     stages: tuple[Stage, ...] = ()
+    parts: tuple[Use, ...] = ()
     compiled: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What one kernel did on one example in one mode (on one chip).
+    """What one kernel did on one example in one mode (on one chip), or about one property.
 
     Attributes:
+      mode: the mode, or the property.
       code: the compiler's stable code, else the first clause of its message.
       expected: a negative example that was refused as its contract asks.
       why: one paragraph that is enough to understand and reproduce a failure.

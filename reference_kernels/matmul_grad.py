@@ -6,7 +6,8 @@ Guide: https://docs.jax.dev/en/latest/pallas/tpu/matmul.html
 
 JAX does not derive the gradient of a kernel; a custom rule supplies it. All three products are
 kernels, and neither transpose is ever stored. Each contracts another dimension (k, n, m), so each
-has a tail of its own to clear.
+has a tail of its own to clear. The cotangents of each product are the other two products of what
+it was given, so that rules of one line each make derivatives of any order.
 """
 
 import functools
@@ -22,6 +23,7 @@ from .matmul import scratch_accumulator, zero_tail
 from .matmul_transpose import dot_general
 
 Blocks = tuple[int, int, int]
+Operands = tuple[jax.Array, jax.Array]
 
 # Contract the first axis of both operands; there are no batch axes.
 TRANSPOSE_X = (((0,), (0,)), ((), ()))
@@ -72,22 +74,41 @@ def matmul(x: jax.Array, y: jax.Array, blocks: Blocks) -> jax.Array:
     return scratch_accumulator(x, y, bm=bm, bk=bk, bn=bn)
 
 
-def matmul_fwd(
-    x: jax.Array, y: jax.Array, blocks: Blocks
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x, y, blocks), (x, y)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul_y_transposed(z: jax.Array, y: jax.Array, blocks: Blocks) -> jax.Array:
+    """z (m, n) @ y (k, n).T by the same blocks, with a gradient."""
+    bm, bk, bn = blocks
+    return dot_general(z, y, bm=bm, bk=bn, bn=bk)
 
 
-def matmul_bwd(
-    blocks: Blocks, operands: tuple[jax.Array, jax.Array], dz: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    (x, y), (bm, bk, bn) = operands, blocks
-    dx = dot_general(dz, y, bm=bm, bk=bn, bn=bk)  # (m, n) @ (k, n).T
-    dy = transpose_x(x, dz, bm=bm, bk=bk, bn=bn)  # (m, k).T @ (m, n)
-    return dx, dy
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul_x_transposed(x: jax.Array, z: jax.Array, blocks: Blocks) -> jax.Array:
+    """x (m, k).T @ z (m, n) by the same blocks, with a gradient."""
+    bm, bk, bn = blocks
+    return transpose_x(x, z, bm=bm, bk=bk, bn=bn)
 
 
-matmul.defvjp(matmul_fwd, matmul_bwd)
+def matmul_bwd(blocks: Blocks, operands: Operands, dz: jax.Array) -> Operands:
+    x, y = operands
+    return matmul_y_transposed(dz, y, blocks), matmul_x_transposed(x, dz, blocks)
+
+
+def matmul_y_transposed_bwd(blocks: Blocks, operands: Operands, dx: jax.Array) -> Operands:
+    z, y = operands
+    return matmul(dx, y, blocks), matmul_x_transposed(dx, z, blocks)
+
+
+def matmul_x_transposed_bwd(blocks: Blocks, operands: Operands, dy: jax.Array) -> Operands:
+    x, z = operands
+    return matmul_y_transposed(z, dy, blocks), matmul(x, dy, blocks)
+
+
+for product, backward in (
+    (matmul, matmul_bwd),
+    (matmul_y_transposed, matmul_y_transposed_bwd),
+    (matmul_x_transposed, matmul_x_transposed_bwd),
+):
+    product.defvjp(lambda a, b, blocks, f=product: (f(a, b, blocks), (a, b)), backward)
 
 
 def custom_vjp(

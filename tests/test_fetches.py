@@ -11,7 +11,7 @@ from conformance.examples import for_case
 from conformance.judge import Judge
 from conformance.loading import DEFAULT_SUBJECT, load_cases, load_subject
 from conformance.runner import Runner
-from conformance.serve import make_arrays
+from conformance.strategies import make_arrays
 
 CASE = load_cases()["masked_matmul"]
 KERNEL = load_subject(DEFAULT_SUBJECT, tuple(load_cases())).find("masked_matmul", "prefetch_maps")

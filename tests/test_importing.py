@@ -12,7 +12,7 @@ from conformance.case import Case
 from conformance.examples import generated
 from conformance.importing import Array, CallSeen, ImportFailed
 from conformance.loading import bundled, check_params, load_cases
-from conformance.serve import make_arrays
+from conformance.strategies import make_arrays
 
 CASES = load_cases()
 

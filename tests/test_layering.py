@@ -169,7 +169,12 @@ class Rule:
     but: tuple[str, ...] = ()
 
 
-OWN_JAX = ("conformance/chips.py", "conformance/modes/**/*.py", "conformance/compiler/**/*.py")
+OWN_JAX = (
+    "conformance/chips.py",
+    "conformance/modes/**/*.py",
+    "conformance/properties/**/*.py",
+    "conformance/compiler/**/*.py",
+)
 OWN_PYTEST = (
     "conformance/plugin.py",
     "conformance/outcome.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,17 @@ class PhaseError(Exception):
         self.phase = phase
         self.cause = cause
         self.status = status
+        self.part = ""
 
     def failure(self, status: Status | None = None) -> Failure:
         """The failure that the judge sees; messages are kept whole."""
         name = type(self.cause).__name__
         return Failure(
-            status=status or self.status, phase=self.phase, error=name, message=str(self.cause)
+            status=status or self.status,
+            phase=self.phase,
+            error=name,
+            message=str(self.cause),
+            part=self.part,
         )
 
 
@@ -45,6 +50,16 @@ def in_phase(phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any
         return function(*args, **kwargs)
     except Exception as e:
         raise PhaseError(phase, e) from e
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """Whatever fails inside belongs to this part of what a property tries."""
+    try:
+        yield
+    except PhaseError as e:
+        e.part = name
+        raise
 
 
 def prepared(call: Call) -> tuple[jax.Array, ...]:
@@ -193,7 +208,11 @@ def compile_traced(traced: Traced) -> Any:
 
 def execute(call: Call, program: Any, args: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     """Runs a program and the host stage after it; results as NumPy arrays."""
-    result = in_phase("run", lambda: jax.block_until_ready(program(*args)))
+    return finished(call, in_phase("run", lambda: jax.block_until_ready(program(*args))))
+
+
+def finished(call: Call, result: Any) -> tuple[np.ndarray, ...]:
+    """What `fn` returned, after the host stage, as NumPy arrays."""
     if call.kernel.finish is not None:
         result = in_phase("finish", call.kernel.finish, result)
     return tuple(np.asarray(leaf) for leaf in jax.tree.leaves(result))

@@ -71,9 +71,9 @@ def _cell(counts: Counter[Status], refused: int) -> Text:
     return text or Text("-", style="dim")
 
 
-def render(matrix: Matrix, width: int, color: bool) -> str:
+def render(matrix: Matrix, width: int, color: bool, title: str = "Kernel x mode") -> str:
     """The table and its legend as text."""
-    table = Table(title="Kernel x mode", title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("case", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
     for column in matrix.columns:
