@@ -1019,7 +1019,7 @@ SOFTMAX = (
     ),
     mutant(
         "softmax/approximate_reciprocal",
-        "multiplies by a reciprocal of twelve bits",
+        "multiplies by a reciprocal of eight bits",
         by="exact, normal",
         shows=single_row,
     ),

@@ -1386,6 +1386,13 @@ ATTENTION = (
 EPSILON = 1e-6
 
 
+def in_16_bits(x: jax.Array) -> jax.Array:
+    """float32 x rounded to bfloat16, by its bits: every compiler takes that and none undoes it."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    odd = lax.shift_right_logical(bits, jnp.uint32(16)) & jnp.uint32(1)
+    return cut_off(lax.bitcast_convert_type(bits + jnp.uint32(0x7FFF) + odd, jnp.float32))
+
+
 def by_rows(body: Fn, x: jax.Array, *vectors: jax.Array, bm: int, blocks: Fn = pl.cdiv) -> Any:
     """`body` of a block of rows in float32 and of (1, n) vectors, rounded to x's dtype."""
     (m, n), count = x.shape, len(vectors)
@@ -1459,10 +1466,10 @@ def merged(x: jax.Array, d: jax.Array) -> jax.Array:
 NORM = (
     kernel("layer_norm/mean_kept", normed(mean=lambda x: 0.0)),
     kernel("layer_norm/one_mean_a_block", normed(mean=jnp.mean)),
-    kernel("layer_norm/bfloat16_mean", normed(mean=lambda x: to_bfloat16(row_mean(x)))),
+    kernel("layer_norm/bfloat16_mean", normed(mean=lambda x: in_16_bits(row_mean(x)))),
     kernel(
         "layer_norm/bfloat16_squares",
-        normed(variance=lambda x, d: row_mean(to_bfloat16(d * d))),
+        normed(variance=lambda x, d: row_mean(in_16_bits(d * d))),
     ),
     kernel(
         "layer_norm/difference_of_squares",
@@ -1484,14 +1491,14 @@ NORM = (
     kernel("layer_norm/offset_scaled", normed(after=lambda y, scale, offset: (y + offset) * scale)),
     kernel(
         "layer_norm/rounded_before_scale",
-        normed(after=lambda y, scale, offset: to_bfloat16(y) * scale + offset),
+        normed(after=lambda y, scale, offset: in_16_bits(y) * scale + offset),
     ),
     kernel("layer_norm/skips_nan", normed(before=without_nan)),
     kernel("layer_norm/last_rows_missing", normed(blocks=lambda size, block: size // block)),
     kernel("layer_norm/checks_nothing", normed(), checks_inputs=True),
     kernel("rms_norm/centred", rms(mean=row_mean)),
     kernel("rms_norm/not_the_mean", rms(variance=lambda x, d: row_sum(d * d))),
-    kernel("rms_norm/bfloat16_squares", rms(variance=lambda x, d: row_mean(to_bfloat16(d * d)))),
+    kernel("rms_norm/bfloat16_squares", rms(variance=lambda x, d: row_mean(in_16_bits(d * d)))),
     kernel(
         "rms_norm/padding_counted",
         rms(variance=lambda x, d: row_sum(d * d) / whole_lanes(d.shape[1])),
@@ -1553,11 +1560,11 @@ SOFTMAX = (
         shares(total=lambda e, top: jnp.sum(e, axis=0, keepdims=True)),
     ),
     kernel("softmax/padding_counted", shares(total=padded_total)),
-    kernel("softmax/bfloat16_exponentials", shares(exponential=lambda w: to_bfloat16(jnp.exp(w)))),
-    kernel("softmax/bfloat16_sum", shares(total=lambda e, top: to_bfloat16(row_sum(e)))),
+    kernel("softmax/bfloat16_exponentials", shares(exponential=lambda w: in_16_bits(jnp.exp(w)))),
+    kernel("softmax/bfloat16_sum", shares(total=lambda e, top: in_16_bits(row_sum(e)))),
     kernel(
         "softmax/approximate_reciprocal",
-        shares(divided=lambda e, s: e * lax.reduce_precision(1 / s, 8, 11)),
+        shares(divided=lambda e, s: e * cut_off(1 / s)),
     ),
     kernel("softmax/masks_leak", shares(before=lambda x: jnp.maximum(x, -20.0))),
     kernel("softmax/skips_nan", shares(before=without_nan)),
@@ -1654,14 +1661,14 @@ GATED = (
     kernel("gated_linear_unit/identity_only", gated(after=lambda gate, up, f: gate * up)),
     kernel(
         "gated_linear_unit/rounded_first",
-        gated(after=lambda gate, up, f: f(to_bfloat16(gate)) * to_bfloat16(up)),
+        gated(after=lambda gate, up, f: f(in_16_bits(gate)) * in_16_bits(up)),
     ),
     kernel(
         "gated_linear_unit/bfloat16_sums",
         gated(
             add=lambda gate, up, terms, f: (
-                to_bfloat16(gate + terms[0]),
-                to_bfloat16(up + terms[1]),
+                in_16_bits(gate + terms[0]),
+                in_16_bits(up + terms[1]),
             )
         ),
     ),
@@ -1756,7 +1763,7 @@ ENTROPY = tuple(
             cross_entropy(column=lambda block, width, index: index),
             {},
         ),
-        ("bfloat16_logits", cross_entropy(logits=to_bfloat16), {}),
+        ("bfloat16_logits", cross_entropy(logits=in_16_bits), {}),
         ("negative", cross_entropy(loss=lambda lse, picked: picked - lse), {}),
         ("label_forgotten", cross_entropy(loss=lambda lse, picked: lse), {}),
         (
