@@ -118,21 +118,30 @@ KERNELS: tuple[Kernel, ...] = (
         unsupported=MATMUL,
         properties=(*COMMON, *MAPPED, "export"),
     ),
-    row("layer_norm", norm.layer_norm),
-    row("rms_norm", norm.rms_norm),
-    row("gated_linear_unit", gated_linear_unit.two_accumulators, unsupported=limits.operand_type),
-    row("softmax", softmax.rows),
+    row("layer_norm", norm.layer_norm, properties=(*ALL, "grad")),
+    row("rms_norm", norm.rms_norm, properties=(*ALL, "grad")),
+    row(
+        "gated_linear_unit",
+        gated_linear_unit.two_accumulators,
+        unsupported=limits.operand_type,
+        properties=(*ALL, "grad"),
+    ),
+    row("softmax", softmax.rows, properties=(*ALL, "grad")),
     row(
         "linear_softmax_cross_entropy",
         cross_entropy.running_maximum,
         unsupported=limits.operand_type,
+        properties=(*COMMON, *MAPPED, "export"),
     ),
     row(
         "grouped_matmul",
         grouped_matmul.masked_store,
         prepare=grouped_matmul.prepare,
         unsupported=MATMUL,
+        properties=(*COMMON, *MAPPED, "export"),
     ),
-    row("attention", attention.flash, unsupported=limits.operand_type),
-    row("attention_masked", attention.flash_masked, unsupported=limits.operand_type),
+    row("attention", attention.flash, unsupported=limits.operand_type, properties=ALL),
+    row(
+        "attention_masked", attention.flash_masked, unsupported=limits.operand_type, properties=ALL
+    ),
 )

@@ -115,7 +115,9 @@ def test_four_standings(whole_run):
 
 def test_a_failure_has_both_numbers_and_the_way_back(whole_run):
     log = (whole_run / "log").read_text()
-    assert "add/whole at below on v5e, measured: BELOW_TARGET: 1 ms, but the target is 0.5 ms" in log
+    assert (
+        "add/whole at below on v5e, measured: BELOW_TARGET: 1 ms, but the target is 0.5 ms" in log
+    )
     assert "below: published wall time 0.6066 ms less 0.107 ms of dispatch (fitted)" in log
     assert "--tpu --benchmark --kernel add/whole --replay add/m=16,n=128," in log
     assert "at invalid on v5e: INVALID: 1e-12 ms is above the roofline" in log

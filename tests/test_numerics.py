@@ -293,6 +293,111 @@ def summed(x: np.ndarray, out: np.dtype) -> np.ndarray:
     return round_to(total, out)
 
 
+# --------------------------------------------------------------------------- softmax
+
+
+def online(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    bk: int,
+    arithmetic: Arithmetic,
+    *,
+    first_scaled: bool = False,
+    sum_rounded: bool = False,
+    grown: Callable[[np.ndarray], np.ndarray] = lambda factor: factor,
+) -> np.ndarray:
+    """softmax(scale * q @ k.T) @ v over blocks of keys, in float32 as a kernel computes it.
+
+    Args:
+      first_scaled: the scale is applied to q, in its dtype.
+      sum_rounded: the denominator adds up weights that are rounded to the dtype of v.
+      grown: what the sum of values is multiplied by when the largest logit grows.
+    """
+    dtype, low = q.dtype, BF16 if arithmetic.f32_operands_rounded else q.dtype
+    if first_scaled:
+        q, scale = (q.astype(np.float32) * np.float32(scale)).astype(dtype), 1.0
+    q, k, v = (x.astype(low).astype(np.float32) for x in (q, k, v))
+    top = np.full((len(q), 1), -np.float32(3e38))
+    total, acc = np.zeros((len(q), 1), np.float32), np.zeros((len(q), v.shape[1]), np.float32)
+    for start in range(0, len(k), bk):
+        logits = np.float32(scale) * (q @ k[start : start + bk].T)
+        new = np.maximum(top, logits.max(axis=1, keepdims=True))
+        weights, factor = np.exp(logits - new), np.exp(top - new)
+        rounded = weights.astype(low).astype(np.float32)
+        added = rounded if sum_rounded else weights
+        total = factor * total + added.sum(axis=1, keepdims=True)
+        acc = grown(factor) * acc + rounded @ v[start : start + bk]
+        top = new
+    return round_to(acc / total, dtype)
+
+
+def rows_of_attention(cases, dtype: np.dtype, count: int) -> Iterator[tuple]:
+    """(kind, params, q, k, v) of one head, all keys allowed, under each real distribution."""
+    for seed in range(count):
+        rng = rng_of(seed)
+        s = int(rng.choice([1, 37, 128, 300]))
+        params = {"b": 1, "h": 1, "hkv": 1, "t": 16, "s": s, "d": int(rng.choice([8, 64, 128]))}
+        params |= {"bq": 16, "bk": int(rng.choice([s, 32])), "dtype": dtype.name, "mask": "none"}
+        params |= {"scale": float(rng.choice([0.125, 0.1, 1.0])), "window": 0}
+        for kind in ("position", "normal", "cancel", "wide"):
+            yield kind, params, *cases["attention"].make(params, kind, rng)
+
+
+def judged_attention(cases, kind: str, params, arrays, arithmetic, **options):
+    got = online(*(a[0, 0] for a in arrays), params["scale"], params["bk"], arithmetic, **options)
+    (reference,) = cases["attention"].reference(params, kind, arrays, arithmetic)
+    return compare(got[None, None], reference)
+
+
+@pytest.mark.parametrize("arithmetic", (INTERPRETED, COMPILED), ids=lambda a: a.name)
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=str)
+def test_no_false_alarm_on_right_attention(cases, dtype, arithmetic):
+    worst = 0.0
+    for number, (kind, params, *arrays) in enumerate(rows_of_attention(cases, dtype, 60)):
+        options = {"first_scaled": number % 2 == 1, "sum_rounded": number % 3 == 1}
+        decided = judged_attention(cases, kind, params, tuple(arrays), arithmetic, **options)
+        assert decided.ok, (kind, params, options, decided.why)
+        worst = max(worst, decided.ratio) if kind != "position" else worst
+    assert worst > 0.02, "a bound that nothing comes near condemns nothing"
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=str)
+def test_a_forgotten_rescaling_is_seen(cases, dtype):
+    """Wherever there are several blocks of keys and their largest logits differ."""
+    seen = [
+        judged_attention(
+            cases, kind, params, tuple(arrays), COMPILED, grown=lambda factor: np.sign(factor)
+        ).ok
+        for kind, params, *arrays in rows_of_attention(cases, dtype, 20)
+        if params["s"] > 2 * params["bk"] and kind in ("normal", "wide")
+    ]
+    assert seen and not any(seen)
+
+
+def test_equal_values_leave_no_error_of_logits():
+    """The mean of equal values is their value, whatever the weights."""
+    logits = np.linspace(-3, 3, 8)[None]
+    weights = np.exp(logits) / np.exp(logits).sum()
+    values = np.full((8, 4), 2.5, np.float32)
+
+    def found(error: float) -> np.ndarray:
+        return numerics.weighted_mean_error(
+            weights,
+            logits,
+            np.full_like(logits, error),
+            values,
+            blocks=1,
+            out=F32,
+            arithmetic=INTERPRETED,
+        )
+
+    assert (found(0.5) < 1e-4).all()
+    values[0] = -2.5
+    assert (found(0.5) > 1e-2).all()
+
+
 # --------------------------------------------------------------------------- wrong kernels
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -9,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,7 +26,15 @@ from conformance.loading import (
     load_subject,
     negative_example,
 )
-from conformance.numerics import COMPILED, FUNCTIONS, INTERPRETED, dtype_of, is_float, largest
+from conformance.numerics import (
+    COMPILED,
+    FUNCTIONS,
+    INTERPRETED,
+    compare,
+    dtype_of,
+    is_float,
+    largest,
+)
 from conformance.serve import make_arrays, negative_arrays
 
 CASES = load_cases()
@@ -52,11 +63,14 @@ RUNGS = {
     "softmax": ["rows"],
     "linear_softmax_cross_entropy": ["running_maximum"],
     "grouped_matmul": ["masked_store"],
+    "attention": ["flash"],
+    "attention_masked": ["flash_masked"],
 }
 POINTS = 8
 SLICES = {"dynamic_slice", "dynamic_slice_blocked", "dynamic_slice_unaligned"}
 ROWS = {"layer_norm", "rms_norm", "softmax"}
-DOTS = set(RUNGS) - SLICES - ROWS - {"add", "sum", "sum_narrow"}
+ATTENTION = {"attention", "attention_masked"}
+DOTS = set(RUNGS) - SLICES - ROWS - ATTENTION - {"add", "sum", "sum_narrow"}
 # Whose results are more than one product and a function of its elements.
 COMPOUND = {"gated_linear_unit", "linear_softmax_cross_entropy"}
 # Where a contract may be written down: JAX's documentation, or the library that has the kernel.
@@ -316,11 +330,72 @@ def test_block_matmul_is_the_product(bm, bk, bn):
     np.testing.assert_array_equal(blocked, x.astype(np.float64) @ y.astype(np.float64))
 
 
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+def test_attention_is_that_of_jax(name):
+    """Where every query has a key; XLA gives others a mean of keys that are masked."""
+    for example in drawn(CASES[name]):
+        if example.inputs != "normal" or example.params["dtype"] != "float32":
+            continue
+        params, arrays = example.params, make_arrays(CASES[name], example)
+        q, k, v = (jnp.swapaxes(jnp.asarray(a), 1, 2) for a in arrays[:3])
+        options = {"scale": params["scale"], "is_causal": params["mask"] == "causal"}
+        keyed = np.ones(arrays[0].shape[:3], bool)
+        if name == "attention_masked":
+            options |= {"mask": arrays[3][:, None], "is_causal": False}
+            keyed &= arrays[3].any(axis=2)[:, None]
+        elif params["mask"] == "local":
+            options["local_window_size"] = (params["window"], 0)
+            keyed &= np.arange(params["t"]) < params["s"] + params["window"]
+        with jax.default_matmul_precision("highest"):
+            got = jnp.swapaxes(jax.nn.dot_product_attention(q, k, v, **options), 1, 2)
+        (reference,) = CASES[name].reference(params, "normal", arrays, INTERPRETED)
+        off = np.abs(np.asarray(got, np.float64) - reference.value) > reference.allowed()
+        assert not off[keyed].any(), example
+        assert (reference.value[~keyed] == 0).all(), example
+
+
+def test_one_hot_probes_pick_one_key():
+    """Every weight is 0 or 1 in float32, and some masked key would win if it were not masked."""
+    for example in drawn(CASES["attention"]):
+        if example.inputs != "exact":
+            continue
+        q, k, v = make_arrays(CASES["attention"], example)
+        keys = np.repeat(k, q.shape[1] // k.shape[1], axis=1).astype(np.float64)
+        logits = example.params["scale"] * (q.astype(np.float64) @ np.swapaxes(keys, 2, 3))
+        assert np.diff(np.sort(logits, axis=-1), axis=-1).min() > 256, example
+        (reference,) = CASES["attention"].reference(example.params, "exact", (q, k, v), COMPILED)
+        values = np.repeat(v, q.shape[1] // v.shape[1], axis=1).astype(np.float64)
+        free = np.take_along_axis(values, logits.argmax(axis=-1)[..., None], axis=2)
+        masked = example.params["mask"] != "none"
+        assert (reference.value.astype(np.float32) != free).any() == masked, example
+
+
+@pytest.mark.parametrize("name", [c.name for c in CASES.values() if c.gradient is not None])
+def test_gradient_is_that_of_xla(name):
+    """For a cotangent of full mantissas; XLA's derivative of its own function, within the bound."""
+    case = CASES[name]
+    found = [e for e in drawn(case) if e.inputs in ("normal", "wide")][:4]
+    for example in found:
+        params, arrays = example.params, make_arrays(case, example)
+        plain = functools.partial(case.baseline, params)
+        z, vjp = jax.vjp(plain, *arrays)
+        dz = np.random.default_rng(2).standard_normal(z.shape).astype(z.dtype)
+        references = case.gradient(params, example.inputs, arrays, (dz,), INTERPRETED)
+        for got, reference in zip(vjp(jnp.asarray(dz)), references, strict=True):
+            if reference is not None:
+                decided = compare(np.asarray(got), reference)
+                assert decided.ok, (example, decided.why)
+    assert found
+
+
 # --------------------------------------------------------------------------- work
 
 MKN = {"m": 16, "k": 32, "n": 8, "bm": 16, "bk": 32, "bn": 8}
 SPARSE = {"m": 32, "k": 64, "n": 8, "bm": 16, "bk": 32, "bn": 8}
 SLICE = {"m": 64, "n": 512, "size_m": 16, "size_n": 256, "start_m": 0, "start_n": 0}
+
+HEADS = {"b": 1, "h": 2, "hkv": 2, "t": 4, "s": 6, "d": 8, "bq": 4, "bk": 6}
+HEADS |= {"dtype": "float32", "scale": 0.125}
 
 # 2 m k n = 8192 operations; m k + k n = 768 elements read, m n = 128 written.
 WORK = [
@@ -376,6 +451,17 @@ WORK = [
         MKN | {"groups": 3, "dtype": "int8", "pattern": "one"},
         8192,
         512 + 256 + 12 + 512,
+    ),
+    # 1 + 2 + 3 + 4 pairs a head: 4 queries and results, of 6 keys and values the first 4.
+    ("attention", HEADS | {"mask": "causal", "window": 0}, 640, 2 * (4 + 4 + 4 + 4) * 32),
+    # 1 + 2 + 2 + 2 pairs.
+    ("attention", HEADS | {"mask": "local", "window": 1}, 448, 2 * (4 + 4 + 4 + 4) * 32),
+    # The first of two batches has no key; the second 3 for each query. 48 bytes of mask.
+    (
+        "attention_masked",
+        HEADS | {"b": 2, "mask": "padding"},
+        768,
+        2 * (4 + 8) * 32 + 2 * (3 + 3) * 32 + 48,
     ),
 ]
 
