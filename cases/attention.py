@@ -280,13 +280,24 @@ def baseline_masked(params: Params, q: Any, k: Any, v: Any, mask: Any) -> Any:
 # ------------------------------------------------------------------ work
 
 
-def split(params: Params) -> tuple[Axes, Axes]:
-    """By batches."""
-    return (0, 0, 0), (0,)
+def split(params: Params) -> tuple[Axes, Axes] | None:
+    """By batches, or by heads, for all of which one head of keys and values may serve."""
+    if params["b"] % 2 == 0:
+        return (0, 0, 0), (0,)
+    if params["hkv"] % 2 == 0:
+        return (1, 1, 1), (1,)
+    if params["hkv"] == 1 and params["h"] % 2 == 0:
+        return (1, None, None), (1,)
+    return None
 
 
-def split_masked(params: Params) -> tuple[Axes, Axes]:
-    return (0, 0, 0, 0), (0,)
+def split_masked(params: Params) -> tuple[Axes, Axes] | None:
+    """The mask (b, t, s) is of a batch, and of all its heads."""
+    cut = split(params)
+    if cut is None:
+        return None
+    arrays, results = cut
+    return (*arrays, 0 if params["b"] % 2 == 0 else None), results
 
 
 def work(params: Params) -> Work:
