@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 
-from conformance import sweep
+from conformance import sweeping
 
 COMMANDS: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
-    "sweep": ("block sizes by predicted time", sweep.main),
+    "sweep": ("block sizes by predicted time", sweeping.main),
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from conformance import chips, compiler
 from conformance.case import Arrays, Case, Example, Kernel, Negative
 from conformance.loading import load_cases, load_subject
 from conformance.modes import MODES, Call
@@ -14,15 +16,18 @@ from conformance.strategies import rng_of
 
 
 class Server:
-    """Answers requests: run a kernel in a mode, or compute the XLA baseline."""
+    """Answers requests: run a kernel in a mode, compute the XLA baseline, predict a time."""
 
     def __init__(self) -> None:
+        self._evaluator: Any = None
         self._baselines: dict[tuple[Any, ...], Any] = {}
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """The result of one request; the functions below make them."""
         if request["op"] == "probe":
             return MODES[request["mode"]].probe()
+        if request["op"] == "version":
+            return compiler.version()
         cases = load_cases(tuple(request["case_files"]))
         example: Example = request["example"]
         case = cases[example.case]
@@ -30,8 +35,25 @@ class Server:
             return self._baseline(case, example)
         subject = load_subject(request["subject"], tuple(cases))
         kernel = subject.find(case.name, request["kernel"])
+        if request["op"] == "evaluate":
+            return self._evaluate(case, kernel, example, request["chip"])
         call = bind(case, kernel, example, request["negative"])
         return MODES[request["mode"]].run(call, request["chip"])
+
+    def _evaluate(self, case: Case, kernel: Kernel, example: Example, chip: str) -> dict[str, Any]:
+        from conformance.modes import _predicting
+
+        if self._evaluator is None:
+            self._evaluator = _predicting.Evaluator()
+        blocks = {name for name, param in case.params.items() if param.kind == "block"}
+        point = tuple((n, v) for n, v in example.params.items() if n not in blocks)
+        make = functools.partial(make_arrays, case, example)
+        if kernel.prepare is None:
+            arrays = self._evaluator.shapes((case.name, point), make)
+        else:
+            arrays = make()
+        call = Call(case=case, kernel=kernel, example=example, arrays=arrays)
+        return self._evaluator.evaluate(call, chips.get(chip))
 
     def _baseline(self, case: Case, example: Example) -> tuple[np.ndarray, ...]:
         import jax
@@ -74,6 +96,26 @@ def baseline_request(case_files: tuple[str, ...], example: Example) -> dict[str,
 def probe_request(mode: str) -> dict[str, Any]:
     """Asks why a mode cannot run in this process; answered with the reason or None."""
     return {"op": "probe", "mode": mode}
+
+
+def evaluate_request(
+    subject: str, case_files: tuple[str, ...], chip: str, kernel: Kernel, example: Example
+) -> dict[str, Any]:
+    """Asks for the predicted time of one kernel on one example; answered with a dictionary of
+    `sweep.Result`'s fields but for the options, and of the sweep's arguments and options."""
+    return {
+        "op": "evaluate",
+        "subject": subject,
+        "case_files": case_files,
+        "chip": chip,
+        "kernel": kernel.name,
+        "example": example,
+    }
+
+
+def version_request() -> dict[str, Any]:
+    """Asks which libtpu compiles; answered with a line."""
+    return {"op": "version"}
 
 
 def make_arrays(case: Case, example: Example) -> Arrays:
