@@ -58,16 +58,15 @@ def vmem_limit(blocks: Blocks, itemsize: int, out_itemsize: int) -> int | None:
     """What to ask the compiler for; None where nothing needs to be asked for."""
     needed, capacity = vmem_bytes(blocks, itemsize, out_itemsize), target()[1]
     needed += needed // 8  # for what a kernel does on top of a plain product
-    return None if needed <= UNASKED else min(needed, capacity)
+    limit = min(needed, capacity)
+    return limit if limit > UNASKED else None
 
 
-def matmul_params(blocks: Blocks, dtype: Any, out_dtype: Any) -> pltpu.CompilerParams:
+def matmul_params(blocks: Blocks, itemsize: int, out_itemsize: int) -> pltpu.CompilerParams:
     """For a grid (m, n, k) in blocks (bm, bk, bn)."""
     return pltpu.CompilerParams(
         dimension_semantics=("parallel", "parallel", "arbitrary"),
-        vmem_limit_bytes=vmem_limit(
-            blocks, jnp.dtype(dtype).itemsize, jnp.dtype(out_dtype).itemsize
-        ),
+        vmem_limit_bytes=vmem_limit(blocks, itemsize, out_itemsize),
     )
 
 

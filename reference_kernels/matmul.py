@@ -121,7 +121,7 @@ def scratch_accumulator(
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
         out_shape=out_like((m, n), x.dtype),
         scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-        compiler_params=matmul_params(blocks, x.dtype, x.dtype),
+        compiler_params=matmul_params(blocks, x.dtype.itemsize, x.dtype.itemsize),
     )(x, y)
 
 
@@ -177,7 +177,7 @@ def peeled_call(x: jax.Array, y: jax.Array, blocks: Blocks, out_dtype: str) -> j
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
         out_shape=out_like((m, n), out_dtype),
         scratch_shapes=[pltpu.VMEM((bm, bn), acc_dtype)] if steps > 1 else [],
-        compiler_params=matmul_params(blocks, x.dtype, out_dtype),
+        compiler_params=matmul_params(blocks, x.dtype.itemsize, jnp.dtype(out_dtype).itemsize),
     )(x, y)
 
 

@@ -56,7 +56,7 @@ def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
         out_shape=out_like((m, n), "int32"),
         scratch_shapes=[pltpu.VMEM((bm, bn), jnp.int32)],
-        compiler_params=matmul_params(blocks, x.dtype, "int32"),
+        compiler_params=matmul_params(blocks, 1, 4),
     )(x, y)
 
 
