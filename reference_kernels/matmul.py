@@ -130,8 +130,8 @@ def peeled_kernel(
 ) -> None:
     """The first and the last step of a block's product are code of their own.
 
-    Clearing an accumulator and reading it back to round it cost as much as two more steps'
-    additions. A single step needs no accumulator, so there is no scratch.
+    Clearing the accumulator and reading it back to round it are passes over it that no product
+    hides. A single step needs no accumulator, so there is no scratch.
     """
     step = pl.program_id(2)
     acc_dtype = jnp.int32 if x_ref.dtype == jnp.int8 else jnp.float32
