@@ -95,3 +95,17 @@ def of_device(device_kind: str, cores: int) -> Chip:
             return chip
     known = ", ".join(f"{chip.device_kind!r} with {chip.cores}" for chip in ALL)
     raise ValueError(f"unknown device {device_kind!r} with {cores} cores; known: {known}")
+
+
+def current() -> Chip | None:
+    """The chip that JAX traces for: that of the abstract mesh, else the attached one, else none.
+
+    Raises:
+      ValueError: a TPU that has no row.
+    """
+    import jax
+
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    kind = device.device_kind
+    # A device of another platform has no cores to count.
+    return of_device(kind, device.num_cores) if kind.startswith("TPU") else None

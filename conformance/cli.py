@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 
-from conformance import importing, starting, sweep, vendor
+from conformance import importing, starting, sweeping, vendor
 
 COMMANDS: Mapping[str, tuple[str, Callable[[list[str]], None]]] = {
-    "sweep": ("block sizes by predicted time", sweep.main),
+    "sweep": ("block sizes by predicted time", sweeping.main),
     "cases": ("names and contracts", starting.cases_main),
     "signature": ("what a case asks of a kernel", starting.signature_main),
     "new-subject": ("a file to start a kernel from", starting.new_subject_main),

@@ -66,7 +66,7 @@ class Runner:
         except ChildTimeout as e:
             return str(e)
         except ChildDied as e:
-            return _explain(e)
+            return explain(e)
 
     def run(
         self, mode: str, chip: str | None, kernel: Kernel, example: Example, negative: str | None
@@ -83,7 +83,7 @@ class Runner:
         except ChildTimeout as e:
             return _died(Status.TIMEOUT, "", f"{e}; the process was killed")
         except ChildDied as e:
-            return _died(Status.CRASH, _signal(e.returncode), _explain(e))
+            return _died(Status.CRASH, _signal(e.returncode), explain(e))
 
     def baseline(self, mode: str, example: Example) -> tuple[np.ndarray, ...]:
         """XLA's results on the backend of `mode`; EngineError when that fails.
@@ -121,7 +121,7 @@ class Runner:
             )
         except ChildDied as e:
             error = _signal(e.returncode)
-            return Failure(status=Status.CRASH, phase="compile", error=error, message=_explain(e))
+            return Failure(status=Status.CRASH, phase="compile", error=error, message=explain(e))
 
     def close(self) -> None:
         """Ends all children."""
@@ -160,7 +160,7 @@ def _signal(returncode: int) -> str:
         return f"exit code {returncode}"
 
 
-def _explain(death: ChildDied) -> str:
+def explain(death: ChildDied) -> str:
     """The check message if the log has one, else its last line."""
     lines = [line for line in death.log.splitlines() if line.strip()]
     checks = [line for line in lines if "Check failed" in line or "F0000" in line]

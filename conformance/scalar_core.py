@@ -90,6 +90,17 @@ def allocation(number: int) -> int:
     return (number + 1) * _APART
 
 
+# A DMA of two cores that signals both has the other core's semaphore, shifted by 16 bits, in the
+# number of its own (XLA's matmul on v5p, whose right operand one core fetches for both).
+_OWN_FLAG = 0xFFFF_0000_FFFF
+
+
+def own_flag(flag: int) -> tuple[int, bool]:
+    """This core's part of a semaphore's number, and whether there is another core's."""
+    own = flag & _OWN_FLAG
+    return own, own != flag
+
+
 def _address(text: str) -> str:
     """What stands inside of `[smem:[...]]`."""
     found = _SMEM.fullmatch(text)

@@ -22,7 +22,7 @@ import numpy as np
 
 from conformance.bundles import parse
 from conformance.chips import Chip
-from conformance.scalar_core import GRANULE_BYTES, Program, Undetermined
+from conformance.scalar_core import GRANULE_BYTES, Program, Undetermined, own_flag
 
 LABEL = "predicted"
 
@@ -95,6 +95,7 @@ class _Memory:
     Attributes:
       moved: bytes into or out of HBM so far.
       stalled: cycles that the code has waited.
+      shared: whether a DMA was for both cores; each is taken to bear half of it.
     """
 
     def __init__(self, granule: int, cycles_per_byte: float, latency: float) -> None:
@@ -104,9 +105,12 @@ class _Memory:
         self._arrived: dict[int, int] = {}
         self.moved = 0
         self.stalled = 0.0
+        self.shared = False
 
     def start(self, now: float, kind: str, granules: int, flag: int) -> None:
-        size = granules * self._granule
+        flag, both = own_flag(flag)
+        self.shared |= both
+        size = granules * self._granule // (2 if both else 1)
         hbm = kind.split("_").count("hbm")
         done = now
         if hbm:
@@ -163,6 +167,7 @@ class Operation:
       steps: turns of its first loop, which is over the grid; a pipeline takes more turns than the
         grid has steps, to fill and to drain. 1 without a loop.
       in_vmem: positions of the operands and results that XLA placed in VMEM.
+      shared: whether one of its DMAs is for both cores.
       regions: its code.
     """
 
@@ -174,6 +179,7 @@ class Operation:
     moved: int
     steps: int
     in_vmem: frozenset[int] = frozenset()
+    shared: bool = False
     regions: tuple[Region, ...] = field(repr=False)
 
     @property
@@ -299,6 +305,7 @@ def operation(
         latency=saved,
         moved=memory.moved,
         steps=next((r.runs for r in regions if r.start in code.loops), 1),
+        shared=memory.shared,
         in_vmem=frozenset(o.index for o in code.operands.values() if o.memory == "vmem"),
         regions=regions,
     )
@@ -336,6 +343,8 @@ def _general_limits(
         found.append(f"no published timing on {chip.name} to compare with")
     if chip.megacore:
         found.append("one of two cores; what they share is not modelled")
+    if any(o.shared for o in operations):
+        found.append("a fetch for both cores is taken to cost each of them half")
     if any(o.kernel and not o.in_vmem <= set(scalars) for o in operations):
         found.append("XLA placed operands in VMEM; how they get there is not counted")
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from conformance import chips
+from conformance import chips, compiler
 from conformance.case import Arrays, Case, Example, Kernel, Negative
 from conformance.loading import load_cases, load_subject
 from conformance.modes import MODES, Call, Mode
@@ -22,6 +23,7 @@ class Server:
     baseline."""
 
     def __init__(self) -> None:
+        self._evaluator: Any = None
         self._baselines: dict[tuple[Any, ...], Any] = {}
         self._arrays = Recent(1)
 
@@ -29,6 +31,8 @@ class Server:
         """The result of one request; the functions below make them."""
         if request["op"] == "probe":
             return way(request["mode"]).probe()
+        if request["op"] == "version":
+            return compiler.version()
         cases = load_cases(tuple(request["case_files"]))
         example: Example = request["example"]
         case = cases[example.case]
@@ -40,6 +44,8 @@ class Server:
         kernel = subject.find(case.name, request["kernel"])
         if request["op"] == "predict":
             return self._predicted(case, kernel, request)
+        if request["op"] == "evaluate":
+            return self._evaluate(case, kernel, example, request["chip"])
         call = bind(case, kernel, example, request["negative"])
         if request["mode"] in PROPERTIES:
             return PROPERTIES[request["mode"]].run(call)
@@ -54,6 +60,21 @@ class Server:
         call = Call(case=case, kernel=kernel, example=example, arrays=arrays)
         chip = chips.get(request["chip"])
         return _prediction.predict_call(call, request["part"], chip, xla=request["xla"])
+
+    def _evaluate(self, case: Case, kernel: Kernel, example: Example, chip: str) -> dict[str, Any]:
+        from conformance.modes import _prediction
+
+        if self._evaluator is None:
+            self._evaluator = _prediction.Evaluator()
+        blocks = {name for name, param in case.params.items() if param.kind == "block"}
+        point = tuple((n, v) for n, v in example.params.items() if n not in blocks)
+        make = functools.partial(make_arrays, case, example)
+        if kernel.prepare is None:
+            arrays = self._evaluator.shapes((case.name, point), make)
+        else:
+            arrays = make()
+        call = Call(case=case, kernel=kernel, example=example, arrays=arrays)
+        return self._evaluator.evaluate(call, chips.get(chip))
 
     def _baseline(self, case: Case, example: Example) -> tuple[np.ndarray, ...]:
         import jax
@@ -137,6 +158,26 @@ def property_baseline_request(
 def probe_request(mode: str) -> dict[str, Any]:
     """Asks why a mode cannot run in this process; answered with the reason or None."""
     return {"op": "probe", "mode": mode}
+
+
+def evaluate_request(
+    subject: str, case_files: tuple[str, ...], chip: str, kernel: Kernel, example: Example
+) -> dict[str, Any]:
+    """Asks for the predicted time of one kernel on one example; answered with a dictionary of
+    `sweep.Result`'s fields but for the options, and of the sweep's arguments and options."""
+    return {
+        "op": "evaluate",
+        "subject": subject,
+        "case_files": case_files,
+        "chip": chip,
+        "kernel": kernel.name,
+        "example": example,
+    }
+
+
+def version_request() -> dict[str, Any]:
+    """Asks which libtpu compiles; answered with a line."""
+    return {"op": "version"}
 
 
 def bind(case: Case, kernel: Kernel, example: Example, negative: str | None) -> Call:

@@ -8,6 +8,7 @@ from conformance import Kernel
 from . import (
     add,
     attention,
+    blocks,
     cross_entropy,
     dsd,
     dynamic_slice,
@@ -51,7 +52,20 @@ KERNELS: tuple[Kernel, ...] = (
     row("sum", sum_.megacore, properties=ALL),
     row("sum_narrow", sum_.scratch_accumulator, unsupported=TILED_ROWS, properties=ALL),
     row("matmul_f32", matmul.output_accumulator, properties=ALL),
-    row("matmul", matmul.scratch_accumulator, unsupported=MATMUL, properties=ALL),
+    row(
+        "matmul",
+        matmul.scratch_accumulator,
+        unsupported=MATMUL,
+        configs=blocks.long_steps,
+        properties=ALL,
+    ),
+    row(
+        "matmul",
+        matmul.peeled,
+        unsupported=MATMUL,
+        configs=blocks.few_steps,
+        properties=ALL,
+    ),
     row(
         "matmul_transpose_rhs",
         matmul_transpose.dot_general,
@@ -67,7 +81,20 @@ KERNELS: tuple[Kernel, ...] = (
         properties=ALL,
     ),
     row("matmul_prologue", matmul_fused.input_fusion, unsupported=MATMUL, properties=ALL),
-    row("matmul_int8", matmul_int8.scratch_accumulator, unsupported=MATMUL, properties=ALL),
+    row(
+        "matmul_int8",
+        matmul_int8.scratch_accumulator,
+        unsupported=MATMUL,
+        configs=blocks.long_steps,
+        properties=ALL,
+    ),
+    row(
+        "matmul_int8",
+        matmul_int8.peeled,
+        unsupported=MATMUL,
+        configs=blocks.few_steps,
+        properties=ALL,
+    ),
     row(
         "matmul_grad",
         matmul_grad.custom_vjp,

@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from .blocks import vmem_limit
 from .checks import LANES, SUBLANES, check_block, check_dtype, check_equal, check_rank, out_like
 
 DTYPES = ("float32", "bfloat16")
@@ -83,7 +84,10 @@ def static_blocks(
         out_shape=out_like(zeros.shape, y.dtype),
         # Operands count the prefetched ones: 4 is `zeros`.
         input_output_aliases={4: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_limit((bm, bk, bn), y.dtype.itemsize, y.dtype.itemsize),
+        ),
     )(indices_i, indices_k, blocks, y, zeros)
     return result[:, :n]
 
@@ -165,7 +169,10 @@ def dynamic_blocks(
         out_shape=out_like(zeros.shape, y.dtype),
         # Operands count the prefetched ones: 5 is `zeros`.
         input_output_aliases={5: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_limit((bm, bk, bn), y.dtype.itemsize, y.dtype.itemsize),
+        ),
     )(nnz, indices_i, indices_k, blocks, y, zeros)
     return result[:, :n]
 

@@ -29,6 +29,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from .blocks import matmul_params
 from .checks import (
     check_dtype,
     check_equal,
@@ -171,9 +172,8 @@ def prefetch_maps(
             scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
         ),
         out_shape=out_like((m, n), x.dtype),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
-        ),
+        # A block of the mask, int32, beside one of the result.
+        compiler_params=matmul_params((bm, bk, bn), x.dtype.itemsize, x.dtype.itemsize + 4),
     )(block_mask, prefetch_mask, prefetch_i, prefetch_j, x, y, mask_data)
 
 

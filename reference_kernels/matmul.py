@@ -1,9 +1,10 @@
-"""Matrix multiplication x @ y: the matmul guide's first two kernels.
+"""Matrix multiplication x @ y: the matmul guide's first two kernels, and a faster one.
 
 Guide: https://docs.jax.dev/en/latest/pallas/tpu/matmul.html
 
     output_accumulator   float32 only: partial products are added up in the output block itself
     scratch_accumulator  any float: a float32 accumulator in scratch, rounded and written out once
+    peeled               the accumulator is never cleared, nor read back to be written out
 
 x is (m, k), y (k, n), the result (m, n). The grid is (m, n, k) in blocks; the contraction is its
 last axis, so that all steps of one output block are consecutive.
@@ -21,6 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from .blocks import Blocks, matmul_blocks, matmul_params
 from .checks import FLOATS, SUBLANES, check_matmul, fit_matmul_blocks, out_like
 
 
@@ -92,13 +94,23 @@ def scratch_accumulator_kernel(
         o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 
-def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int) -> jax.Array:
+def scratch_accumulator(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    bm: int | None = None,
+    bk: int | None = None,
+    bn: int | None = None,
+) -> jax.Array:
     """x (m, k) @ y (k, n) of one dtype out of `FLOATS`, which is also the result's.
+
+    Blocks that are left out are those of `blocks.json`; what VMEM they need is asked for.
 
     Raises ValueError for a bad rank, dtype or block and for unequal dtypes or inner dimensions.
     """
     m, k, n = check_matmul(x, y, dtypes=FLOATS)
-    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    blocks = matmul_blocks("matmul/scratch_accumulator", m, k, n, x.dtype, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = blocks
     return pl.pallas_call(
         functools.partial(scratch_accumulator_kernel, k=k),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
@@ -109,7 +121,80 @@ def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
         out_shape=out_like((m, n), x.dtype),
         scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
-        ),
+        compiler_params=matmul_params(blocks, x.dtype.itemsize, x.dtype.itemsize),
     )(x, y)
+
+
+def peeled_kernel(
+    x_ref: jax.Ref, y_ref: jax.Ref, o_ref: jax.Ref, *scratch: jax.Ref, k: int, steps: int
+) -> None:
+    """The first and the last step of a block's product are code of their own.
+
+    Clearing the accumulator and reading it back to round it are passes over it that no product
+    hides. A single step needs no accumulator, so there is no scratch.
+    """
+    step = pl.program_id(2)
+    acc_dtype = jnp.int32 if x_ref.dtype == jnp.int8 else jnp.float32
+
+    def product() -> jax.Array:
+        x = zero_tail(x_ref[...], 1, step, k)
+        y = zero_tail(y_ref[...], 0, step, k)
+        return jnp.dot(x, y, preferred_element_type=acc_dtype)  # (bm, bk) @ (bk, bn)
+
+    if steps == 1:
+        o_ref[...] = product().astype(o_ref.dtype)
+        return
+    (acc_ref,) = scratch
+
+    @pl.when(step == 0)
+    def first() -> None:
+        acc_ref[...] = product()
+
+    if steps > 2:
+
+        @pl.when((step > 0) & (step < steps - 1))
+        def middle() -> None:
+            acc_ref[...] += product()
+
+    @pl.when(step == steps - 1)
+    def last() -> None:
+        o_ref[...] = (acc_ref[...] + product()).astype(o_ref.dtype)
+
+
+def peeled_call(x: jax.Array, y: jax.Array, blocks: Blocks, out_dtype: str) -> jax.Array:
+    """x @ y by legal blocks, accumulated in int32 for int8, else in float32."""
+    (m, k), n = x.shape, y.shape[1]
+    bm, bk, bn = blocks
+    steps = pl.cdiv(k, bk)
+    acc_dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+    return pl.pallas_call(
+        functools.partial(peeled_kernel, k=k, steps=steps),
+        grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), steps),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, step: (i, step)),
+            pl.BlockSpec((bk, bn), lambda i, j, step: (step, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
+        out_shape=out_like((m, n), out_dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), acc_dtype)] if steps > 1 else [],
+        compiler_params=matmul_params(blocks, x.dtype.itemsize, jnp.dtype(out_dtype).itemsize),
+    )(x, y)
+
+
+def peeled(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    bm: int | None = None,
+    bk: int | None = None,
+    bn: int | None = None,
+) -> jax.Array:
+    """x (m, k) @ y (k, n) of one dtype out of `FLOATS`, which is also the result's.
+
+    Fastest where bk is all of k. Blocks that are left out are those of `blocks.json`.
+
+    Raises ValueError as `scratch_accumulator` does.
+    """
+    m, k, n = check_matmul(x, y, dtypes=FLOATS)
+    blocks = matmul_blocks("matmul/peeled", m, k, n, x.dtype, bm=bm, bk=bk, bn=bn)
+    return peeled_call(x, y, blocks, x.dtype.name)

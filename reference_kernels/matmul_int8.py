@@ -3,6 +3,7 @@
 Guide: https://docs.jax.dev/en/latest/pallas/tpu/matmul.html
 
     scratch_accumulator  the matmul unit's native int8 product, int32 accumulator in scratch
+    peeled               the same without clearing the accumulator (`matmul.peeled`)
 
 The products are at most 2**14, so sums are exact up to k = 131,071; beyond that int32 wraps.
 Native from TPU v5e on; other chips refuse int8 operands.
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from .blocks import matmul_blocks, matmul_params
 from .checks import check_matmul, fit_matmul_blocks, out_like
-from .matmul import zero_tail
+from .matmul import peeled_call, zero_tail
 
 
 def int8_kernel(
@@ -43,7 +45,7 @@ def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int
     Raises ValueError for a bad rank, dtype or block and for unequal inner dimensions.
     """
     m, k, n = check_matmul(x, y, dtypes=("int8",))
-    bm, bk, bn = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
+    bm, bk, bn = blocks = fit_matmul_blocks(m, k, n, bm=bm, bk=bk, bn=bn)
     return pl.pallas_call(
         functools.partial(int8_kernel, k=k),
         grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
@@ -54,7 +56,22 @@ def scratch_accumulator(x: jax.Array, y: jax.Array, *, bm: int, bk: int, bn: int
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, step: (i, j)),
         out_shape=out_like((m, n), "int32"),
         scratch_shapes=[pltpu.VMEM((bm, bn), jnp.int32)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
-        ),
+        compiler_params=matmul_params(blocks, 1, 4),
     )(x, y)
+
+
+def peeled(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    bm: int | None = None,
+    bk: int | None = None,
+    bn: int | None = None,
+) -> jax.Array:
+    """As `scratch_accumulator`; blocks that are left out are those of `blocks.json`.
+
+    Raises ValueError as `scratch_accumulator` does.
+    """
+    m, k, n = check_matmul(x, y, dtypes=("int8",))
+    blocks = matmul_blocks("matmul_int8/peeled", m, k, n, x.dtype, bm=bm, bk=bk, bn=bn)
+    return peeled_call(x, y, blocks, "int32")

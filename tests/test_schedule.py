@@ -268,6 +268,25 @@ def test_a_wait_for_nothing_is_said():
         operation(code(X, wait(1)))
 
 
+BOTH_CORES = (
+    "%s9_s1 = smov [#allocation5]",
+    "%s10_s2 = sor.u32 24576, %s9_s1",
+    "%s11_s2 = sshll.u32 %s10_s2, 16",
+    "%s12_s2 = sor.u32 %s11_s2, %s9_s1",
+    "%2 = dma.hbm_to_vmem [thread:$0] %s1_s0, 128, %s1_s0, %s12_s2",
+)
+
+
+def test_a_fetch_for_both_cores_costs_each_half():
+    found = operation(code(X, *BOTH_CORES, wait(128)), chips.get("v5p"))
+    assert (found.moved, found.shared) == (2048, True)
+    assert not operation(code(X, start(128), wait(128)), chips.get("v5p")).shared
+
+
+def test_a_fetch_for_both_cores_is_a_limit():
+    assert any("both cores" in limit for limit in limits_of(code(X, *BOTH_CORES, wait(128))))
+
+
 def test_an_endless_loop_is_said(monkeypatch):
     monkeypatch.setattr(scalar_core, "MOST_TURNS", 1000)
     turn = "%13 = sbr.rel target bundleno = 1 (0x1), region = 2"

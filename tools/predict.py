@@ -180,16 +180,66 @@ def sparse_as_published(target: Target, rows: np.ndarray, columns: np.ndarray) -
 GUIDE_BLOCKS = {"bm": 512, "bk": 1024, "bn": 1024}
 SIZES = (4096, 8192)
 OTHER_CHIPS = ("v5p", "v6e", "tpu7x")
+# The kernel `peeled` in the blocks that it takes by itself.
+TUNED = "tuned"
+KINDS = ("pallas", TUNED, XLA)
+
+
+def sparse_of_size(block: int, tiles: bool, bn: int) -> Workload:
+    """16384^3, a tenth of the left operand stored, in square blocks; v5e, bf16.
+
+    Args:
+      tiles: a tenth of the 128 x 128 tiles is other than zero, at random, and every block with
+        such a tile is stored; otherwise a tenth of the blocks is stored, whatever their size.
+      bn: columns of the result in a step.
+    """
+    size, tile = 16384, 128 if tiles else block
+    found = np.random.default_rng(0).random((size // tile, size // tile)) < 0.1
+    ratio = block // tile
+    stored = found.reshape(size // block, ratio, size // block, ratio).any(axis=(1, 3))
+    rows, columns = np.nonzero(stored)
+    target = targets()["sparse-16384"]
+    params = {**target.params, "bm": block, "bk": block, "bn": bn}
+    work = sparse(replace(target, params=params), rows, columns)
+
+    def fn(rows: Any, columns: Any, blocks: Any, y: Any) -> Any:
+        # XLA would put few stored blocks into VMEM, and sizes could not be compared.
+        return work.fn(rows, columns, pltpu.with_memory_space_constraint(blocks, pltpu.HBM), y)
+
+    return replace(work, fn=fn)
+
+
+BLOCK_SIZES = (128, 256, 512, 1024)
+COLUMNS = {128: 2048, 256: 2048, 512: 2048, 1024: 1024}
+
+
+def block_sizes() -> dict[str, Workload]:
+    """What the size of a stored block costs, and what it saves; and wider steps of the guide's."""
+    found = {}
+    for block in BLOCK_SIZES:
+        for kind in ("tiles", "blocks"):
+            found[f"{kind} {block}"] = sparse_of_size(block, kind == "tiles", COLUMNS[block])
+    rows, columns = stored_blocks(True)
+    target = targets()["sparse-16384"]
+    wide = replace(target, params={**target.params, "bn": 2048})
+    masks = targets()["masked-16384"].params
+    x, blocks = aval((masks["m"],) * 2, masks["dtype"]), {"bm": 512, "bk": 4096, "bn": 512}
+    return found | {
+        "wide": sparse(wide, rows, columns),
+        "long": masked(targets()["masked-16384"], x, x, blocks),
+    }
 
 
 def square(kernel: str, size: int, dtype: str, chip: str = "v5e") -> Workload:
-    """An unpublished matmul in the guide's large blocks, or XLA's."""
+    """An unpublished matmul: in the guide's large blocks, "tuned", or XLA's."""
     x = aval((size, size), dtype)
     out = "int32" if dtype == "int8" else dtype
     if kernel == XLA:
         fn = functools.partial(jnp.dot, preferred_element_type=jnp.dtype(out))
         return Workload(fn=fn, avals=(x, x), chip=chip)
     case = "matmul_int8" if dtype == "int8" else "matmul"
+    if kernel == TUNED:
+        return Workload(fn=subject().find(case, "peeled").fn, avals=(x, x), chip=chip)
     found = subject().find(case, "scratch_accumulator").fn
     return Workload(fn=functools.partial(found, **GUIDE_BLOCKS), avals=(x, x), chip=chip)
 
@@ -212,12 +262,13 @@ def workloads() -> dict[str, Workload]:
             found[f"{name} guide {len(rows)}"] = sparse_as_published(target, rows, columns)
             found[f"{name} suite {len(rows)}"] = sparse(target, rows, columns)
     for size in SIZES:
-        for kernel in ("pallas", XLA):
+        found[f"{TUNED} {size}"] = square(TUNED, size, "bfloat16")
+        for kernel in KINDS:
             found[f"int8 {kernel} {size}"] = square(kernel, size, "int8")
     for chip in OTHER_CHIPS:
-        for kernel in ("pallas", XLA):
+        for kernel in KINDS:
             found[f"{chip} {kernel} 8192"] = square(kernel, 8192, "bfloat16", chip)
-    return found
+    return found | block_sizes()
 
 
 # --------------------------------------------------------------------------- child processes
@@ -500,9 +551,21 @@ def unpublished(found: Found) -> Iterator[str]:
     """Device times of XLA and of the guide's blocks where nothing is published."""
     yield "| matmul | Pallas ms | of peak | XLA ms | of peak | Pallas / XLA | limits |"
     yield "|---|---|---|---|---|---|---|"
-    pairs = [(f"v5e bfloat16 {s}", f"plain-512x1024x1024-{s}", f"xla-{s}") for s in SIZES]
-    pairs += [(f"v5e int8 {s}", f"int8 pallas {s}", f"int8 {XLA} {s}") for s in SIZES]
-    pairs += [(f"{c} bfloat16 8192", f"{c} pallas 8192", f"{c} {XLA} 8192") for c in OTHER_CHIPS]
+    pairs = [
+        (f"v5e bfloat16 {s}{label}", name, f"xla-{s}")
+        for s in SIZES
+        for label, name in (("", f"plain-512x1024x1024-{s}"), (" tuned", f"{TUNED} {s}"))
+    ]
+    pairs += [
+        (f"v5e int8 {s}{label}", f"int8 {kind} {s}", f"int8 {XLA} {s}")
+        for s in SIZES
+        for label, kind in (("", "pallas"), (" tuned", TUNED))
+    ]
+    pairs += [
+        (f"{c} bfloat16 8192{label}", f"{c} {kind} 8192", f"{c} {XLA} 8192")
+        for c in OTHER_CHIPS
+        for label, kind in (("", "pallas"), (" tuned", TUNED))
+    ]
     for label, kernel, baseline in pairs:
         ours, theirs = found.predictions[kernel], found.predictions[baseline]
         ratio = why = ""
@@ -521,11 +584,43 @@ def _cells(label: str, prediction: schedule.Prediction | schedule.Unpredicted) -
 
 
 def _share(label: str, prediction: schedule.Prediction) -> str:
-    chip, dtype, size = label.split()
+    chip, dtype, size = label.split()[:3]
     work = matmul_work(int(size), int(size), int(size), dtype)
     limits = roofline(work, chips.get(chip), dtype)
     used = utilization(limits, prediction.seconds)
     return percent(used.flops_share, False) if used.valid else "INVALID"
+
+
+def trade(found: Found) -> Iterator[str]:
+    """The block-sparse product by the size of its blocks, beside the dense one."""
+    dense = found.predictions["sparse-dense-16384"].seconds
+    yield "| blocks | bn | a tenth of the tiles: stored | ms | a tenth of the blocks: stored | ms |"
+    yield "|---|---|---|---|---|---|"
+    for block in BLOCK_SIZES:
+        cells = []
+        for kind in ("tiles", "blocks"):
+            name = f"{kind} {block}"
+            share = len(workloads()[name].scalars[0]) / (16384 // block) ** 2
+            prediction = found.predictions[name]
+            if isinstance(prediction, schedule.Unpredicted):
+                cells.append(f"{percent(share, False)} | not predicted: {prediction.reason}")
+            else:
+                cells.append(f"{percent(share, False)} | {milliseconds(prediction.seconds)}")
+        yield f"| {block} x {block} | {COLUMNS[block]} | {' | '.join(cells)} |"
+    wide = found.predictions["wide"]
+    yield ""
+    yield (
+        f"Dense is {milliseconds(dense)} ms. The guide's 107 blocks of 512 x 512 take "
+        f"{milliseconds(wide.seconds)} ms with bn = 2048 instead of 512, "
+        f"{dense / wide.seconds:.2f} times as fast as dense: a stored block is fetched, and its "
+        "accumulator cleared and written, once for every bn columns."
+    )
+    masked_dense, long = (found.predictions[n] for n in ("masked-dense-16384", "long"))
+    yield ""
+    yield (
+        f"The masked product takes {milliseconds(long.seconds)} ms with bk = 4096 instead of 1024, "
+        f"{masked_dense.seconds / long.seconds:.2f} times as fast as the dense one with its mask."
+    )
 
 
 def constants() -> Iterator[str]:
@@ -587,6 +682,17 @@ Device times, dispatch left out; of one core where two are one device. Nothing t
 they are.
 
 {unpublished}
+
+"tuned" is the reference kernel `peeled` in the blocks that it takes by itself, which are the best
+of a sweep (`python tools/tune.py`) by the same predictions; the others are in the guide's
+512/1024/1024.
+
+## Size of stored blocks
+
+Device times on v5e of a product of 16384^3 in bf16, a tenth of whose left operand is stored.
+Larger blocks are faster for what they hold, and hold more zeros.
+
+{trade}
 """
 
 
@@ -607,6 +713,7 @@ def _page(found: Found, table: Sequence[Row]) -> str:
         ratios="\n".join(ratios(table)),
         table="\n".join(table_of(table)),
         unpublished="\n".join(unpublished(found)),
+        trade="\n".join(trade(found)),
     )
 
 
