@@ -38,7 +38,7 @@ def test_conforms(
     for verdict in _judged(judge, case, judged_kernel, column, plan):
         verdicts.append(waive(verdict, plan.expectations))
         lines.write(verdicts[-1])
-    conclude(verdicts, plan.subject.spec, plan.case_files)
+    conclude(verdicts, plan.subject.spec, plan.case_files, judged_kernel.pallas)
 
 
 def _judged(
@@ -51,8 +51,14 @@ def _judged(
         yield judge.judge_negative(case, kernel, mode, negative, chip)
 
 
-def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = ()) -> None:
-    """Fails, skips, xfails or passes for a kernel's verdicts in one column."""
+def conclude(
+    verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = (), pallas: bool = True
+) -> None:
+    """Fails, skips, xfails or passes for a kernel's verdicts in one column.
+
+    Args:
+      pallas: see `Kernel.pallas`.
+    """
     if not verdicts:
         pytest.skip("none of the selected examples is of this case, or affordable in this mode")
     failed = [v for v in verdicts if v.failed]
@@ -60,9 +66,12 @@ def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] 
         command = _command(subject, case_files)
         pytest.fail(explain(failed, len(verdicts), command), pytrace=False)
     run = [v for v in verdicts if not v.expected]
-    if run and all(v.numbers.get("pallas_calls") == 0 for v in run):
+    called = [bool(v.numbers.get("pallas_calls", pallas)) for v in run]
+    if pallas and run and not any(called):
         why = "fn called pl.pallas_call on no example: it is not a Pallas kernel"
-        pytest.fail(why, pytrace=False)
+        pytest.fail(f"{why}; an XLA fallback is declared with pallas=False", pytrace=False)
+    if not pallas and any(called):
+        pytest.fail("declared as pallas=False, but fn calls pl.pallas_call", pytrace=False)
     waived = [v for v in verdicts if v.status is Status.WAIVED]
     if waived:
         pytest.xfail(f"{len(waived)} of {len(verdicts)} examples WAIVED: {waived[0].why}")

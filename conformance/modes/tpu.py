@@ -24,6 +24,7 @@ class Tpu:
     phases = frozenset({"prepare", "trace", "finish"})
     in_process = True
     values = True
+    xla = True
 
     def __init__(self) -> None:
         self._programs = _staging.Programs()
