@@ -9,6 +9,7 @@ from . import (
     add,
     dsd,
     dynamic_slice,
+    grouped_matmul,
     limits,
     masked_matmul,
     matmul,
@@ -58,6 +59,12 @@ KERNELS: tuple[Kernel, ...] = (
         masked_matmul.prefetch_maps,
         prepare=masked_matmul.prepare,
         operands=("x", "y", "mask"),
+        unsupported=MATMUL,
+    ),
+    row(
+        "grouped_matmul",
+        grouped_matmul.masked_store,
+        prepare=grouped_matmul.prepare,
         unsupported=MATMUL,
     ),
 )

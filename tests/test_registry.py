@@ -46,6 +46,7 @@ RUNGS = {
     "dynamic_slice_unaligned": ["unaligned"],
     "dsd": ["static_blocks", "dynamic_blocks"],
     "masked_matmul": ["prefetch_maps"],
+    "grouped_matmul": ["masked_store"],
 }
 POINTS = 8
 SLICES = {"dynamic_slice", "dynamic_slice_blocked", "dynamic_slice_unaligned"}
@@ -94,7 +95,7 @@ def test_reference_kernels_promise_the_errors_of_their_contract():
 
 @each_case
 def test_contract_and_source(case):
-    assert case.spec.startswith("https://docs.jax.dev/en/latest/pallas/")
+    assert case.spec.startswith("https://docs.jax.dev/en/latest/")
     assert "\n" not in case.contract
     assert len(case.contract.split()) >= 4
 
@@ -189,6 +190,8 @@ def factors(case: Case, example: Example) -> list[tuple[np.ndarray, np.ndarray]]
     params, arrays = example.params, make_arrays(case, example)
     if case.name == "dsd":
         return [(dense(params, arrays), arrays[3].astype(np.float64))]
+    if case.name == "grouped_matmul":
+        return [diagonal(*arrays)]
     x, y, *others = (a.astype(np.float64) for a in arrays)
     if case.name in ("matmul_transpose_rhs", "matmul_template"):
         return [(x, y.T)]
@@ -207,6 +210,15 @@ def dense(params: Any, arrays: Any) -> np.ndarray:
     for i, k, block in zip(rows, columns, blocks, strict=True):
         out[i * bm : (i + 1) * bm, k * bk : (k + 1) * bk] = block
     return out
+
+
+def diagonal(lhs: np.ndarray, rhs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row of lhs in the columns of its group, and the groups' matrices above each other."""
+    groups, k, n = rhs.shape
+    out = np.zeros((lhs.shape[0], groups * k))
+    for row, group in enumerate(np.repeat(np.arange(groups), sizes)):
+        out[row, group * k : (group + 1) * k] = lhs[row]
+    return out, rhs.reshape(groups * k, n).astype(np.float64)
 
 
 def contractions(name: str, *kinds: str) -> list[tuple[Example, np.ndarray, np.ndarray]]:
@@ -320,6 +332,20 @@ WORK = [
         MKN | {"bn": 4, "dtype": "float32", "mask": "trailing", "mask_dtype": "bool"},
         4096,
         3200,
+    ),
+    # 10 of 16 rows, all three matrices and three sizes are read.
+    (
+        "grouped_matmul",
+        MKN | {"groups": 3, "dtype": "bfloat16", "pattern": "short"},
+        5120,
+        640 + 1536 + 12 + 256,
+    ),
+    # 16 rows, one of three matrices; the result is wider than the operands.
+    (
+        "grouped_matmul",
+        MKN | {"groups": 3, "dtype": "int8", "pattern": "one"},
+        8192,
+        512 + 256 + 12 + 512,
     ),
 ]
 
