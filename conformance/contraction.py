@@ -6,7 +6,7 @@ does to the operands before and to the product after is its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 
 from conformance.case import Arrays, Negative, Param, Params, Work
 from conformance.numerics import (
+    FUNCTIONS,
     Arithmetic,
+    Function,
     Reference,
+    bounded,
     dot_error,
     dtype_of,
+    equal,
     function_reference,
     is_float,
     largest,
+    smallest_normal,
+    unit_roundoff,
 )
 from conformance.strategies import (
     LANES,
@@ -174,6 +180,142 @@ def reference(
         operand_rounding=operand_rounding,
     )
     return function_reference(function, z, error, out)
+
+
+# --------------------------------------------------------------------------- gated products
+
+_FLOAT32 = np.dtype(np.float32)
+_U = unit_roundoff(_FLOAT32)
+# float32 evaluation of a derivative, relative to max(1, |x|): a handful of roundings and the
+# 8 ulp of a tanh or a logistic function, multiplied by at most x and a polynomial of x that
+# counts only where tanh is not yet 1 (|x| < 6 for GELU).
+_SLOPE_ROUNDINGS = 32
+
+
+def gated_reference(
+    kind: str,
+    x: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    *,
+    k_blocks: int,
+    function: str,
+    arithmetic: Arithmetic,
+) -> Reference:
+    """The reference of function(x @ gate) * (x @ up), both sums in float32.
+
+    Probes have exact sums; where the function is exact too, only the product is rounded, to
+    float32 and then to x's dtype. Else, for f = function(g) within E_f and u within E_u,
+    |f u| errs by |f| E_u + |u| E_f + E_f E_u and its own rounding.
+    """
+    f, g, u = FUNCTIONS[function], product(x, gate), product(x, up)
+    if kind in PROBES and f.integral:
+        rounded = f.exact(g).astype(np.float32) * u.astype(np.float32)
+        return equal(rounded.astype(np.float64), x.dtype)
+    g_error, u_error = (
+        sum_error(kind, x, w, k_blocks=k_blocks, arithmetic=arithmetic) for w in (gate, up)
+    )
+    value, f_error = f.exact(g), _function_error(f, g, g_error)
+    error = np.abs(value) * u_error + np.abs(u) * f_error + f_error * u_error
+    error += _U * (np.abs(value) + f_error) * (np.abs(u) + u_error) + smallest_normal(x.dtype)
+    return bounded(value * u, x.dtype, error)
+
+
+def gated_gradient(
+    x: np.ndarray,
+    gate: np.ndarray,
+    up: np.ndarray,
+    dz: np.ndarray,
+    *,
+    blocks: Mapping[str, int],
+    function: str,
+    arithmetic: Arithmetic,
+) -> tuple[Reference, Reference, Reference]:
+    """References of the gradients of x, gate and up for the cotangent `dz` (m, n).
+
+      a = dz u f'(g), b = dz f(g);  dx = a @ gate.T + b @ up.T, dgate = x.T @ a, dup = x.T @ b
+
+    Both sums may be kept in x's dtype between the passes, and a and b may be rounded to it before
+    they are multiplied. f' moves by the curvature times g's error; beside a kink it may be either
+    side's.
+    """
+    f, g, u, dz = FUNCTIONS[function], product(x, gate), product(x, up), dz.astype(np.float64)
+    assert f.derivative is not None
+    kept = unit_roundoff(x.dtype)
+    g_error, u_error = (
+        sum_error("normal", x, w, k_blocks=blocks["k"], arithmetic=arithmetic) + kept * np.abs(z)
+        for w, z in ((gate, g), (up, u))
+    )
+    value, slope = f.exact(g), f.derivative(g)
+    f_error, slope_error = _function_error(f, g, g_error), _slope_error(f, g, g_error)
+    a, b = dz * u * slope, dz * value
+    a_error = np.abs(u) * slope_error + np.abs(slope) * u_error + slope_error * u_error
+    a_error = np.abs(dz) * a_error * (1 + kept) + (kept + 3 * _U) * np.abs(a)
+    b_error = np.abs(dz) * f_error * (1 + kept) + (kept + 3 * _U) * np.abs(b)
+
+    def of(left: np.ndarray, right: np.ndarray, moved: np.ndarray, parts: int) -> Reference:
+        """left @ right in `parts` blocks, where the factors' own errors move it so far."""
+        rounding = dot_error(
+            product(np.abs(left), np.abs(right)) + moved,
+            terms=left.shape[1],
+            blocks=parts,
+            operand=x.dtype,
+            out=x.dtype,
+            arithmetic=arithmetic,
+        )
+        return bounded(product(left, right), x.dtype, moved + rounding)
+
+    both, weights = np.concatenate([a, b], axis=1), np.concatenate([gate, up], axis=1).T
+    both_error = np.concatenate([a_error, b_error], axis=1)
+    return (
+        of(both, weights, product(both_error, np.abs(weights)), 2 * blocks["n"]),
+        of(x.T, a, product(np.abs(x.T), a_error), blocks["m"]),
+        of(x.T, b, product(np.abs(x.T), b_error), blocks["m"]),
+    )
+
+
+def sum_error(
+    kind: str, x: np.ndarray, w: np.ndarray, *, k_blocks: int, arithmetic: Arithmetic
+) -> np.ndarray:
+    """The bound of x @ w in a float32 accumulator; probes are exact there."""
+    magnitude = product(np.abs(x), np.abs(w))
+    if kind in PROBES:
+        return np.zeros_like(magnitude)
+    return dot_error(
+        magnitude,
+        terms=x.shape[1],
+        blocks=k_blocks,
+        operand=x.dtype,
+        out=_FLOAT32,
+        arithmetic=arithmetic,
+    )
+
+
+def _function_error(f: Function, x: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Of f evaluated in float32 at a point within `error` of x."""
+    return f.lipschitz * error + f.evaluation_error(np.abs(x) + error)
+
+
+def _slope_error(f: Function, x: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Of f' evaluated in float32 at a point within `error` of x."""
+    if f.integral and f.curvature == 0.0:
+        return np.zeros_like(x)
+    if f.integral:
+        return np.where(np.abs(x) <= error, f.lipschitz, 0.0)
+    return f.curvature * error + _SLOPE_ROUNDINGS * _U * np.maximum(1.0, np.abs(x))
+
+
+def stacked(first: Reference, second: Reference, axis: int) -> Reference:
+    """Two bounded references of one dtype, as one whose new `axis` tells them apart."""
+    assert first.error is not None and second.error is not None
+    return bounded(
+        np.stack([first.value, second.value], axis),
+        first.dtype,
+        np.stack([first.error, second.error], axis),
+    )
+
+
+# --------------------------------------------------------------------------- work
 
 
 def work(params: Params, out_itemsize: int | None = None) -> Work:

@@ -214,12 +214,17 @@ class Function:
       lipschitz: largest |f'|; inf where there is none (square), which forbids it as an epilogue.
       absolute: k such that float32 evaluation errs by at most k * u * max(|x|, |f(x)|).
       integral: maps integers to integers, so that exact probes stay exact.
+      derivative: f', float64 -> float64; None where no contract asks for a gradient. At a kink
+        it is jax's choice.
+      curvature: largest |f''|; inf where f has a kink.
     """
 
     exact: Callable[[np.ndarray], np.ndarray]
     lipschitz: float
     absolute: float
     integral: bool
+    derivative: Callable[[np.ndarray], np.ndarray] | None = None
+    curvature: float = np.inf
 
     def evaluation_error(self, x: np.ndarray) -> np.ndarray:
         """Bound on float32 evaluation at `x`, absolute."""
@@ -232,20 +237,73 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    t = np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))
+    inner = np.sqrt(2.0 / np.pi) * (1.0 + 3 * 0.044715 * x**2)
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * inner
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def _sigmoid_slope(x: np.ndarray) -> np.ndarray:
+    return 0.25 * (1.0 - np.tanh(0.5 * x) ** 2)
+
+
 def _silu(x: np.ndarray) -> np.ndarray:
-    return x * 0.5 * (1.0 + np.tanh(0.5 * x))
+    return x * _sigmoid(x)
+
+
+def _silu_slope(x: np.ndarray) -> np.ndarray:
+    return _sigmoid(x) + x * _sigmoid_slope(x)
 
 
 # Lipschitz constants: the maxima of the derivatives (1.1290 for GELU, 1.0999 for SiLU), rounded
-# up. Evaluation: tanh and the logistic function within 8 ulp of 1, at most six roundings beside;
-# 1 + tanh cancels for negative arguments, hence an error relative to |x| and not to |f(x)|.
+# up; curvatures those of the second ones (sqrt(2 / pi) for GELU, 1/2 for SiLU and
+# sqrt(3) / 18 for the logistic function). Evaluation: tanh and the logistic function within 8 ulp
+# of 1, at most six roundings beside; 1 + tanh cancels for negative arguments, hence an error
+# relative to |x| and not to |f(x)|.
 FUNCTIONS: Mapping[str, Function] = {
-    "identity": Function(exact=lambda x: x, lipschitz=1.0, absolute=0.0, integral=True),
-    "relu": Function(
-        exact=lambda x: np.maximum(x, 0.0), lipschitz=1.0, absolute=0.0, integral=True
+    "identity": Function(
+        exact=lambda x: x,
+        lipschitz=1.0,
+        absolute=0.0,
+        integral=True,
+        derivative=np.ones_like,
+        curvature=0.0,
     ),
-    "gelu": Function(exact=_gelu, lipschitz=1.13, absolute=14.0, integral=False),
-    "silu": Function(exact=_silu, lipschitz=1.10, absolute=14.0, integral=False),
+    "relu": Function(
+        exact=lambda x: np.maximum(x, 0.0),
+        lipschitz=1.0,
+        absolute=0.0,
+        integral=True,
+        derivative=lambda x: np.where(x > 0, 1.0, np.where(np.isnan(x), x, 0.0)),
+    ),
+    "gelu": Function(
+        exact=_gelu,
+        lipschitz=1.13,
+        absolute=14.0,
+        integral=False,
+        derivative=_gelu_slope,
+        curvature=0.80,
+    ),
+    "silu": Function(
+        exact=_silu,
+        lipschitz=1.10,
+        absolute=14.0,
+        integral=False,
+        derivative=_silu_slope,
+        curvature=0.5,
+    ),
+    "sigmoid": Function(
+        exact=_sigmoid,
+        lipschitz=0.25,
+        absolute=8.0,
+        integral=False,
+        derivative=_sigmoid_slope,
+        curvature=0.0963,
+    ),
     "square": Function(exact=np.square, lipschitz=np.inf, absolute=1.0, integral=True),
     "tanh": Function(exact=np.tanh, lipschitz=1.0, absolute=8.0, integral=False),
 }

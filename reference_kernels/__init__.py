@@ -7,8 +7,10 @@ from conformance import Kernel
 
 from . import (
     add,
+    cross_entropy,
     dsd,
     dynamic_slice,
+    gated_linear_unit,
     grouped_matmul,
     limits,
     masked_matmul,
@@ -17,6 +19,8 @@ from . import (
     matmul_grad,
     matmul_int8,
     matmul_transpose,
+    norm,
+    softmax,
 )
 from . import sum as sum_  # leaves the builtin its name
 
@@ -67,4 +71,9 @@ KERNELS: tuple[Kernel, ...] = (
         prepare=grouped_matmul.prepare,
         unsupported=MATMUL,
     ),
+    row("layer_norm", norm.layer_norm),
+    row("rms_norm", norm.rms_norm),
+    row("gated_linear_unit", gated_linear_unit.two_accumulators, unsupported=MATMUL),
+    row("softmax", softmax.rows),
+    row("linear_softmax_cross_entropy", cross_entropy.running_maximum, unsupported=MATMUL),
 )

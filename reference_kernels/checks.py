@@ -73,15 +73,23 @@ def check_block(name: str, block: int, size: int, multiple: int) -> None:
 
 
 def check_matmul(
-    x: ArrayLike, y: ArrayLike, *, dtypes: Sequence[str], transpose_y: bool = False
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    dtypes: Sequence[str],
+    transpose_y: bool = False,
+    right: str = "y",
 ) -> tuple[int, int, int]:
-    """`x` (m, k) and `y` (k, n), or (n, k) if `transpose_y`, can be multiplied; gives m, k, n."""
+    """`x` (m, k) and `y` (k, n), or (n, k) if `transpose_y`, can be multiplied; gives m, k, n.
+
+    `right` is what messages call `y`.
+    """
     check_rank("x", x, 2)
-    check_rank("y", y, 2)
+    check_rank(right, y, 2)
     check_dtype("x", x, dtypes)
-    check_equal("y.dtype", y.dtype.name, "x.dtype", x.dtype.name)
+    check_equal(f"{right}.dtype", y.dtype.name, "x.dtype", x.dtype.name)
     axis = 1 if transpose_y else 0
-    check_equal(f"y.shape[{axis}]", y.shape[axis], "x.shape[1]", x.shape[1])
+    check_equal(f"{right}.shape[{axis}]", y.shape[axis], "x.shape[1]", x.shape[1])
     return x.shape[0], x.shape[1], y.shape[1 - axis]
 
 
