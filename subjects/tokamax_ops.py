@@ -2,9 +2,9 @@
 
     pytest -n auto --subject=subjects/tokamax_ops.py
 
-"mosaic" kernels are Pallas; "xla" and None (Tokamax chooses) are what it falls back to where
-there is no TPU, and are judged as plain XLA. Tokamax asks the machine what it may run: the
-adapters tell it that it compiles for another (`cross_compile`), and which one.
+"mosaic" kernels are Pallas; "xla", "chunked" and "default" (Tokamax chooses, and falls back where
+there is no TPU) are judged as plain XLA. Tokamax asks the machine what it may run: the adapters
+tell it that it compiles for another (`cross_compile`), and which one. docs/subjects.md says more.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ import contextlib
 import functools
 
 import jax
+import jax.numpy as jnp
 import tokamax
 from jax.sharding import AbstractDevice, AbstractMesh
+from tokamax._src.ops.attention import pallas_mosaic_tpu as attention
+from tokamax._src.ops.linear_softmax_cross_entropy_loss import pallas_mosaic_tpu as cross_entropy
+from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu as ragged
+from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_v2 as ragged_v2
 
 from conformance import Kernel
 
@@ -32,7 +37,7 @@ def _chip():
         yield
 
 
-def _mosaic(function):
+def on_tpu(function):
     """`function` as if on a TPU."""
 
     @functools.wraps(function)
@@ -43,37 +48,124 @@ def _mosaic(function):
     return called
 
 
-def ragged_dot(implementation):
-    """An adapter: lhs (m, k), rhs (groups, k, n), group_sizes (groups,)."""
-
-    def called(lhs, rhs, group_sizes):
-        # As in the contract: int8 operands are accumulated in int32.
-        result = "int32" if lhs.dtype == "int8" else lhs.dtype
-        return tokamax.ragged_dot(
-            lhs,
-            rhs,
-            group_sizes,
-            preferred_element_type=result,
-            implementation=implementation,
-        )
-
-    return called
+def divisor(block, size):
+    """A block that divides, as callers have to choose it: the one given or all of it."""
+    return block if size % block == 0 else size
 
 
-def short_of_a_tile(example):
-    """What "mosaic" refuses: it wants 128 of everything."""
+# ------------------------------------------------------------------ grouped_matmul
+
+
+def ragged_dot(implementation, lhs, rhs, group_sizes):
+    """lhs (m, k), rhs (groups, k, n), group_sizes (groups,); int8 is accumulated in int32."""
+    result = jnp.int32 if lhs.dtype == jnp.int8 else lhs.dtype
+    return tokamax.ragged_dot(
+        lhs, rhs, group_sizes, preferred_element_type=result, implementation=implementation
+    )
+
+
+@on_tpu
+def ragged_dot_mosaic(lhs, rhs, group_sizes, *, bm, bk, bn):
+    """As `ragged_dot`, in tiles (bm, bk, bn)."""
+    tiles = ragged.Config(tile_m=divisor(bm, lhs.shape[0]), tile_k=bk, tile_n=bn)
+    return ragged_dot([ragged.PallasMosaicTpuRaggedDot(config=tiles)], lhs, rhs, group_sizes)
+
+
+def ragged_dot_mosaic_refuses(example):
+    """"mosaic" wants at least 128 of everything."""
     small = [d for d in ("m", "k", "n") if example.params[d] < 128]
     return f"{', '.join(small)} below 128" if small else None
 
 
-KERNELS = (
-    Kernel(case="grouped_matmul", name="default", fn=ragged_dot(None), pallas=False),
-    Kernel(case="grouped_matmul", name="xla", fn=ragged_dot("xla"), pallas=False),
+@on_tpu
+def ragged_dot_mosaic_v2(lhs, rhs, group_sizes):
+    """As `ragged_dot`, in the tiles that the kernel chooses."""
+    return ragged_dot("mosaic_tpu_v2", lhs, rhs, group_sizes)
+
+
+GROUPED = (
     Kernel(
         case="grouped_matmul",
         name="mosaic",
-        fn=_mosaic(ragged_dot("mosaic")),
-        refuses=short_of_a_tile,
+        fn=ragged_dot_mosaic,
+        refuses=ragged_dot_mosaic_refuses,
     ),
-    Kernel(case="grouped_matmul", name="mosaic_tpu_v2", fn=_mosaic(ragged_dot("mosaic_tpu_v2"))),
+    Kernel(case="grouped_matmul", name="mosaic_v2", fn=ragged_dot_mosaic_v2),
+    *(
+        Kernel(
+            case="grouped_matmul",
+            name=implementation or "default",
+            fn=functools.partial(ragged_dot, implementation),
+            pallas=False,
+        )
+        for implementation in ("xla", None)
+    ),
+)
+
+
+# ------------------------------------------------------------------ norms, gates, losses
+
+
+def layer_norm(implementation, x, scale, offset):
+    """x (m, n), scale and offset (n,)."""
+    return tokamax.layer_norm(x, scale, offset, implementation=implementation)
+
+
+def rms_norm(implementation, x, scale):
+    """x (m, n), scale (n,)."""
+    return tokamax.layer_norm(
+        x, scale, None, subtract_mean=False, implementation=implementation
+    )
+
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+    "identity": None,
+}
+
+
+def gated_linear_unit(implementation, x, weights, *, activation):
+    """x (m, k), weights (k, 2, n)."""
+    return tokamax.gated_linear_unit(
+        x, weights, activation=ACTIVATIONS[activation], implementation=implementation
+    )
+
+
+def loss(implementation, x, labels, weights, *, reduction):
+    """x (b, h), labels (b,), weights (h, v)."""
+    return tokamax.linear_softmax_cross_entropy_loss(
+        x, labels, weights, reduction=reduction, implementation=implementation
+    )
+
+
+@on_tpu
+def loss_mosaic(x, labels, weights, *, reduction):
+    """As `loss`, in the blocks that the kernel chooses."""
+    return loss("mosaic_tpu", x, labels, weights, reduction=reduction)
+
+
+def fallbacks(case, function, *implementations):
+    """Rows for the implementations that are plain XLA."""
+    return tuple(
+        Kernel(
+            case=case,
+            name=implementation or "default",
+            fn=functools.partial(function, implementation),
+            pallas=False,
+        )
+        for implementation in implementations
+    )
+
+
+KERNELS = (
+    *GROUPED[:2],
+    *fallbacks("grouped_matmul", ragged_dot, "xla", None),
+    *fallbacks("layer_norm", layer_norm, "xla", None),
+    *fallbacks("rms_norm", rms_norm, "xla", None),
+    *fallbacks("gated_linear_unit", gated_linear_unit, "xla", None),
+    Kernel(case="linear_softmax_cross_entropy", name="mosaic", fn=loss_mosaic),
+    *fallbacks("linear_softmax_cross_entropy", loss, "xla", "chunked_xla", None),
 )
