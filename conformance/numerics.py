@@ -5,6 +5,8 @@ No tolerance is written anywhere else. Every bound names its source:
 * [H] N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, ch. 3.
 * [HM] N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis,
   SIAM J. Sci. Comput. 41(5), 2019.
+* [BHH] P. Blanchard, D. J. Higham and N. J. Higham, Accurately computing the log-sum-exp and
+  softmax functions, IMA J. Numer. Anal. 41(4), 2021.
 """
 
 from __future__ import annotations
@@ -326,6 +328,112 @@ def function_reference(
             return equal(value, out)
         total = smallest_normal(out) if error is None else function.lipschitz * error
         return bounded(value, out, total + function.evaluation_error(z))
+
+
+# Evaluation of exp, in units of u, and the product with which a running sum is rescaled.
+_EXP = 8.0
+
+
+def logit_error(
+    magnitude: np.ndarray,
+    logits: np.ndarray,
+    *,
+    terms: int,
+    scale: float,
+    operand: np.dtype,
+    arithmetic: Arithmetic,
+) -> np.ndarray:
+    """Element-wise error of scale * q.k, kept in float32.
+
+    Args:
+      magnitude: scale * |q| |k|, float64.
+      logits: scale * q.k, float64.
+      terms: contraction length.
+      scale: of the logits. Kernels may apply it to q and round that to q's dtype, which is no
+        rounding for a power of two.
+      operand: dtype of q and k.
+      arithmetic: the mode's.
+    """
+    u = unit_roundoff(_FLOAT32)
+    u_q = 0.0 if np.frexp(scale)[0] == 0.5 else unit_roundoff(operand)
+    dot = dot_error(
+        (1 + u_q) * magnitude,
+        terms=terms,
+        blocks=1,
+        operand=operand,
+        out=_FLOAT32,
+        arithmetic=arithmetic,
+    )
+    return dot + u_q * magnitude + 2 * u * np.abs(logits)
+
+
+def weighted_mean_error(
+    weights: np.ndarray,
+    logits: np.ndarray,
+    error: np.ndarray,
+    values: np.ndarray,
+    *,
+    blocks: int,
+    out: np.dtype,
+    arithmetic: Arithmetic,
+) -> np.ndarray:
+    """Element-wise error of o = softmax(logits) @ values, computed in one pass or in several.
+
+    Args:
+      weights: softmax(logits), float64 (t, s); 0 where a logit is masked.
+      logits: float64 (t, s).
+      error: of the logits (see `logit_error`).
+      values: (s, d) in the operands' dtype.
+      blocks: how many blocks the keys are split into.
+      out: dtype of the result.
+      arithmetic: the mode's.
+
+    Three parts, for weights w_j, deviations v_j - o and magnitudes P = sum_j w_j |v_j|:
+
+    1. What distorts a weight in numerator and denominator alike: the error e_j of its logit, the
+       rounding of the exponent and exp itself [BHH, section 4], and rescaling once a block, all
+       together at most theta_j in the logarithm. Since the w_j (v_j - o) add up to 0, the mean
+       moves by at most sum_j w_j expm1(theta_j) |v_j - o| / sum_j w_j exp(-theta_j): not at all
+       where the values are equal, however large the error of the logits. By the inequality of
+       Cauchy and Schwarz that sum is at most sqrt(sum_j c_j) sqrt(sum_j c_j (v_j - o)^2),
+       c_j = w_j expm1(theta_j), which takes no array of t s d elements.
+    2. The second product [H, eq. 3.5; HM], (accumulation + u_p + u_v) P. Kernels round weights to
+       the dtype of the values; before or after they are added up, which is why the spread of the
+       values counts where it is larger than P.
+    3. The denominator, a sum and a division: (accumulation + 2 u) |o|.
+    """
+    u, u_p = unit_roundoff(_FLOAT32), 0.0
+    n = logits.shape[1] + blocks
+    if values.dtype != _FLOAT32:
+        u_p = unit_roundoff(values.dtype)
+    elif arithmetic.f32_operands_rounded:
+        u_p = unit_roundoff(dtype_of("bfloat16"))
+    v = values.astype(np.float64)
+    mean = weights @ v
+    kept = weights > 0
+    size = np.where(kept, np.abs(logits), 0.0)
+    largest_logit = size.max(axis=1, keepdims=True)
+    theta = np.where(kept, error, 0.0) + u * (
+        4 * (size + largest_logit) + (_EXP + 1) * (blocks + 1)
+    )
+    sums = (weights * np.exp(-theta)).sum(axis=1, keepdims=True)
+    sums = np.where(sums > 0, sums, 1.0)
+    distorted = weights * np.expm1(theta)
+    moved = np.sqrt(distorted.sum(axis=1, keepdims=True) * _spread(distorted, v, mean))
+    magnitude = (weights + distorted) @ np.abs(v)
+    spread = np.sqrt(_spread(weights, v, mean))
+    accumulated = accumulation_factor(n, u)
+    u_v = 0.0 if values.dtype != _FLOAT32 else u_p
+    product = accumulated * magnitude + (u_p + u_v + u_p * u_v) * np.maximum(magnitude, spread)
+    flushed = smallest_normal(_FLOAT32) * np.abs(v).sum(axis=0) + smallest_normal(out)
+    return (moved + product) / sums + (accumulated + 2 * u) * np.abs(mean) + 2 * flushed
+
+
+def _spread(weights: np.ndarray, v: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """sum_j w_j (v_j - o)^2, at least 0."""
+    total = weights.sum(axis=1, keepdims=True)
+    squares = weights @ np.square(v) - 2 * mean * (weights @ v) + np.square(mean) * total
+    return np.maximum(squares, 0.0)
 
 
 # --------------------------------------------------------------------------- comparison

@@ -7,6 +7,7 @@ from conformance import Kernel
 
 from . import (
     add,
+    attention,
     cross_entropy,
     dsd,
     dynamic_slice,
@@ -76,4 +77,6 @@ KERNELS: tuple[Kernel, ...] = (
     row("gated_linear_unit", gated_linear_unit.two_accumulators, unsupported=MATMUL),
     row("softmax", softmax.rows),
     row("linear_softmax_cross_entropy", cross_entropy.running_maximum, unsupported=MATMUL),
+    row("attention", attention.flash, unsupported=limits.operand_type),
+    row("attention_masked", attention.flash_masked, unsupported=limits.operand_type),
 )

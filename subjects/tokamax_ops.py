@@ -16,10 +16,7 @@ import jax
 import jax.numpy as jnp
 import tokamax
 from jax.sharding import AbstractDevice, AbstractMesh
-from tokamax._src.ops.attention import pallas_mosaic_tpu as attention
-from tokamax._src.ops.linear_softmax_cross_entropy_loss import pallas_mosaic_tpu as cross_entropy
 from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu as ragged
-from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_v2 as ragged_v2
 
 from conformance import Kernel
 
@@ -72,7 +69,7 @@ def ragged_dot_mosaic(lhs, rhs, group_sizes, *, bm, bk, bn):
 
 
 def ragged_dot_mosaic_refuses(example):
-    """"mosaic" wants at least 128 of everything."""
+    """ "mosaic" wants at least 128 of everything."""
     small = [d for d in ("m", "k", "n") if example.params[d] < 128]
     return f"{', '.join(small)} below 128" if small else None
 
@@ -113,9 +110,7 @@ def layer_norm(implementation, x, scale, offset):
 
 def rms_norm(implementation, x, scale):
     """x (m, n), scale (n,)."""
-    return tokamax.layer_norm(
-        x, scale, None, subtract_mean=False, implementation=implementation
-    )
+    return tokamax.layer_norm(x, scale, None, subtract_mean=False, implementation=implementation)
 
 
 ACTIVATIONS = {
