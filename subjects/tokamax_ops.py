@@ -37,7 +37,7 @@ def _chip():
 def on_tpu(function):
     """`function` as if on a TPU."""
 
-    @functools.wraps(function)
+    @functools.wraps(function, assigned=("__doc__",))
     def called(*args, **kwargs):
         with _chip():
             return function(*args, **kwargs)
@@ -78,26 +78,6 @@ def ragged_dot_mosaic_refuses(example):
 def ragged_dot_mosaic_v2(lhs, rhs, group_sizes):
     """As `ragged_dot`, in the tiles that the kernel chooses."""
     return ragged_dot("mosaic_tpu_v2", lhs, rhs, group_sizes)
-
-
-GROUPED = (
-    Kernel(
-        case="grouped_matmul",
-        name="mosaic",
-        fn=ragged_dot_mosaic,
-        refuses=ragged_dot_mosaic_refuses,
-    ),
-    Kernel(case="grouped_matmul", name="mosaic_v2", fn=ragged_dot_mosaic_v2),
-    *(
-        Kernel(
-            case="grouped_matmul",
-            name=implementation or "default",
-            fn=functools.partial(ragged_dot, implementation),
-            pallas=False,
-        )
-        for implementation in ("xla", None)
-    ),
-)
 
 
 # ------------------------------------------------------------------ norms, gates, losses
@@ -142,6 +122,49 @@ def loss_mosaic(x, labels, weights, *, reduction):
     return loss("mosaic_tpu", x, labels, weights, reduction=reduction)
 
 
+def loss_mosaic_refuses(example):
+    """ "mosaic_tpu" wants features in whole sublanes."""
+    h = example.params["h"]
+    return f"{h} features, no multiple of 8" if h % 8 else None
+
+
+# ------------------------------------------------------------------ attention
+
+
+def attention(implementation, q, k, v, *, mask, scale, window):
+    """q (b, h, t, d), k and v (b, hkv, s, d); Tokamax has positions before heads."""
+    result = tokamax.dot_product_attention(
+        *(x.swapaxes(1, 2) for x in (q, k, v)),
+        scale=scale,
+        is_causal=mask == "causal",
+        local_window_size=(window, 0) if mask == "local" else None,
+        implementation=implementation,
+    )
+    return result.swapaxes(1, 2)
+
+
+def attention_masked(implementation, q, k, v, mask, *, scale):
+    """As `attention`, with a mask (b, t, s)."""
+    result = tokamax.dot_product_attention(
+        *(x.swapaxes(1, 2) for x in (q, k, v)),
+        mask=mask[:, None],
+        scale=scale,
+        implementation=implementation,
+    )
+    return result.swapaxes(1, 2)
+
+
+def attention_mosaic_refuses(example):
+    """ "mosaic" knows no window, and chooses blocks of 128 whatever the lengths."""
+    p = example.params
+    if p["mask"] == "local":
+        return "no local mask"
+    return "lengths must be multiples of 128" if p["t"] % 128 or p["s"] % 128 else None
+
+
+# ------------------------------------------------------------------ the rows
+
+
 def fallbacks(case, function, *implementations):
     """Rows for the implementations that are plain XLA."""
     return tuple(
@@ -156,11 +179,36 @@ def fallbacks(case, function, *implementations):
 
 
 KERNELS = (
-    *GROUPED[:2],
+    Kernel(
+        case="grouped_matmul",
+        name="mosaic",
+        fn=ragged_dot_mosaic,
+        refuses=ragged_dot_mosaic_refuses,
+    ),
+    Kernel(case="grouped_matmul", name="mosaic_v2", fn=ragged_dot_mosaic_v2),
     *fallbacks("grouped_matmul", ragged_dot, "xla", None),
     *fallbacks("layer_norm", layer_norm, "xla", None),
     *fallbacks("rms_norm", rms_norm, "xla", None),
     *fallbacks("gated_linear_unit", gated_linear_unit, "xla", None),
-    Kernel(case="linear_softmax_cross_entropy", name="mosaic", fn=loss_mosaic),
+    Kernel(
+        case="linear_softmax_cross_entropy",
+        name="mosaic",
+        fn=loss_mosaic,
+        refuses=loss_mosaic_refuses,
+    ),
     *fallbacks("linear_softmax_cross_entropy", loss, "xla", "chunked_xla", None),
+    Kernel(
+        case="attention",
+        name="mosaic",
+        fn=on_tpu(functools.partial(attention, "mosaic")),
+        refuses=attention_mosaic_refuses,
+    ),
+    *fallbacks("attention", attention, "xla", "xla_chunked", None),
+    Kernel(
+        case="attention_masked",
+        name="mosaic",
+        fn=on_tpu(functools.partial(attention_masked, "mosaic")),
+        refuses=attention_mosaic_refuses,
+    ),
+    *fallbacks("attention_masked", attention_masked, "xla", "xla_chunked", None),
 )
