@@ -50,7 +50,10 @@ _HELP = {
     "--max-examples": ("N", "generated points a case, each with all its input distributions"),
     "--tier": ("TIER", "how much: smoke, ci (default) or full"),
     "--example-timeout": ("SECONDS", "longest an example may take (default 120)"),
-    "--expectations": ("FILE", "known failures (default: NAME.expectations.toml or expectations.toml beside the subject)"),
+    "--expectations": (
+        "FILE",
+        "known failures (default: NAME.expectations.toml or expectations.toml beside the subject)",
+    ),
     "--report": ("DIR", "keep results.jsonl and the matrices in DIR"),
 }
 
