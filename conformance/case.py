@@ -178,10 +178,15 @@ class Kernel:
       fn: the device stage. Called as `fn(*arrays, **options)` under `jax.jit`; must trace
         from shapes alone and call `pl.pallas_call` while it runs. Block sizes that its
         signature does not name are not passed.
+      pallas: False for a fallback in plain XLA that a library offers beside its kernels. It must
+        not call `pl.pallas_call`, and is judged where XLA itself runs or compiles: in
+        `interpret`, `aot` and `tpu`.
       prepare: the host stage, `prepare(*arrays, **options)` with concrete NumPy arrays; raises
         the contract's errors and returns the tuple of `fn`'s arrays.
       finish: host stage after the run, takes and returns `fn`'s result.
       unsupported: (example, chip) -> reason or None; asked and checked where code is compiled.
+      refuses: example -> the documented limit for which the kernel raises, or None. Asked in
+        every mode, and checked: `prepare` or the tracing of `fn` must raise.
       configs: (example, chip) -> option dictionaries, the search space of a sweep.
       checks_inputs: whether the kernel promises the case's errors on bad input; only then are
         the case's negative examples run against it.
@@ -194,9 +199,11 @@ class Kernel:
     case: str
     name: str
     fn: Callable[..., Any]
+    pallas: bool = True
     prepare: Callable[..., tuple[Any, ...]] | None = None
     finish: Callable[[Any], Any] | None = None
     unsupported: Callable[[Example, Any], str | None] | None = None
+    refuses: Callable[[Example], str | None] | None = None
     configs: Callable[[Example, Any], Any] | None = None
     checks_inputs: bool = False
     operands: tuple[str, ...] = ()

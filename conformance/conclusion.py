@@ -64,7 +64,7 @@ def conform(
     if missing is not None:
         return missing
     verdicts = _judged(judge, plan.cases[kernel.case], kernel, column, plan)
-    return concluded(_written(verdicts, plan, write), advice)
+    return concluded(_written(verdicts, plan, write), advice, kernel.pallas)
 
 
 def has_property(
@@ -82,7 +82,7 @@ def has_property(
         return missing
     case, examples = plan.cases[kernel.case], plan.property_examples(kernel, name)
     verdicts = (judge.judge_property(case, kernel, name, e) for e in examples)
-    return concluded(_written(verdicts, plan, write), advice)
+    return concluded(_written(verdicts, plan, write), advice, kernel.pallas)
 
 
 def _missing(what: str, unavailable: str | None, by_name: bool) -> Conclusion | None:
@@ -114,8 +114,12 @@ def _judged(
         yield judge.judge_negative(case, kernel, mode, negative, chip)
 
 
-def concluded(verdicts: Sequence[Verdict], advice: Advice) -> Conclusion:
-    """What the verdicts on a kernel in one column come to."""
+def concluded(verdicts: Sequence[Verdict], advice: Advice, pallas: bool = True) -> Conclusion:
+    """What the verdicts on a kernel in one column come to.
+
+    Args:
+      pallas: see `Kernel.pallas`.
+    """
     if not verdicts:
         why = "none of the selected examples is of this case, or affordable in this mode"
         return Conclusion("skipped", why)
@@ -123,9 +127,12 @@ def concluded(verdicts: Sequence[Verdict], advice: Advice) -> Conclusion:
     if failed:
         return Conclusion("failed", explain(failed, len(verdicts), advice))
     run = [v for v in verdicts if not v.expected]
-    if run and all(v.numbers.get("pallas_calls") == 0 for v in run):
+    called = [bool(v.numbers.get("pallas_calls", pallas)) for v in run]
+    if pallas and run and not any(called):
         why = "fn called pl.pallas_call on no example: it is not a Pallas kernel"
-        return Conclusion("failed", why)
+        return Conclusion("failed", f"{why}; an XLA fallback is declared with pallas=False")
+    if not pallas and any(called):
+        return Conclusion("failed", "declared as pallas=False, but fn calls pl.pallas_call")
     waived = [v for v in verdicts if v.status is Status.WAIVED]
     if waived:
         why = f"{len(waived)} of {len(verdicts)} examples WAIVED: {waived[0].why}"

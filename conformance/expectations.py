@@ -17,6 +17,7 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from conformance import condition
 from conformance.verdict import BAD, GOOD, Status, Verdict
 
 
@@ -31,10 +32,11 @@ class Expectation:
     Attributes:
       case, kernel, mode, chip: shell-style patterns; chip "" stands for modes without chips.
       params: parameters that the example must have.
+      where: a condition on the parameters, such as "m % bm or k > 128"; empty means always.
       jax: the versions of jax that it is known for, as a version specifier.
       status, signature: what the verdict must say; the signature is the compiler's code, or
-        else the first clause of its message, or the exception's name; for a verdict that has
-        none of them (wrong values, no answer) a part of its `why`.
+        else the first clause of its message, or the exception's name; for WRONG, or a verdict
+        that has none of them (no answer), a part of its `why`.
       reason: why, in one sentence.
       link: where it is explained or reported.
       expires: the day from which on it must be looked at again.
@@ -49,6 +51,7 @@ class Expectation:
     mode: str = "*"
     chip: str = "*"
     params: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
     jax: str = ""
     expires: datetime.date | None = None
 
@@ -63,15 +66,17 @@ class Expectation:
             and fnmatch.fnmatchcase(row["case"], self.case)
             and fnmatch.fnmatchcase(row["kernel"], self.kernel)
             and all(row["params"].get(key) == value for key, value in self.params.items())
+            and (not self.where or condition.holds(self.where, row["params"]))
         )
 
     def foresees(self, verdict: Verdict) -> bool:
         """Whether the verdict is the known failure itself."""
         said = tuple(filter(None, (verdict.code, verdict.error)))
+        anywhere = not said or verdict.status is Status.WRONG
         return (
             self.covers(verdict.row())
             and verdict.status is self.status
-            and self.signature in (said or verdict.why)
+            and (self.signature in said or (anywhere and self.signature in verdict.why))
         )
 
     def __str__(self) -> str:
@@ -109,7 +114,7 @@ def _entry(path: Path, number: int, table: Mapping[str, Any]) -> Expectation:
     for key in ("case", "status", "signature", "reason", "link"):
         if not isinstance(table.get(key), str) or not table[key]:
             raise ExpectationError(f"{where}: {key!r} must be a non-empty string")
-    for key in ("kernel", "mode", "chip", "jax"):
+    for key in ("kernel", "mode", "chip", "where", "jax"):
         if not isinstance(table.get(key, ""), str):
             raise ExpectationError(f"{where}: {key!r} must be a string")
     if not isinstance(table.get("params", {}), dict):
@@ -120,6 +125,10 @@ def _entry(path: Path, number: int, table: Mapping[str, Any]) -> Expectation:
     # A datetime is a date to Python, but not to be compared with one.
     if type(table.get("expires", datetime.date.max)) is not datetime.date:
         raise ExpectationError(f"{where}: expires must be a date, got {table['expires']!r}")
+    try:
+        condition.check(table.get("where") or "0")
+    except ValueError as e:
+        raise ExpectationError(f"{where}: where: {e}") from e
     try:
         SpecifierSet(table.get("jax", ""))
     except InvalidSpecifier as e:

@@ -109,6 +109,9 @@ class Judge:
         example: Example,
         outcome: Outcome,
     ) -> dict[str, Any]:
+        refusal = _of_refusal(kernel, example, outcome)
+        if refusal is not None:
+            return refusal
         if not MODES[mode].values:
             return _of_compilation(kernel, example, chip, outcome)
         if outcome.failure is not None:
@@ -178,6 +181,30 @@ class Judge:
                     f"where the contract allows {allowed[name]}",
                 }
         return {}
+
+
+def _of_refusal(kernel: Kernel, example: Example, outcome: Outcome) -> dict[str, Any] | None:
+    """UNSUPPORTED where the kernel declares a limit and raises; None where it declares none.
+
+    Where it does not raise, before anything is lowered, the declaration is wrong.
+    """
+    if kernel.refuses is None:
+        return None
+    try:
+        declared = kernel.refuses(example)
+    except Exception as e:
+        why = f"refuses(example) raised {type(e).__name__}: {e}"
+        return {"status": Status.WRONG, "phase": "prepare", "why": why}
+    if declared is None:
+        return None
+    failure = outcome.failure
+    if failure is None or failure.phase not in ("prepare", "trace"):
+        why = f"declared as refused ({declared}), but nothing was raised"
+        return {"status": Status.WRONG, "phase": "trace", "why": why}
+    decided = _of_failure(failure)
+    if failure.status is not Status.REJECTED:
+        return decided
+    return decided | {"status": Status.UNSUPPORTED, "why": f"{declared}: {decided['why']}"}
 
 
 def _of_compilation(

@@ -93,6 +93,10 @@ class Plan:
     targets: tuple[Target, ...]
     complete: bool
 
+    def columns_of(self, kernel: Kernel) -> tuple[Column, ...]:
+        """The columns that can say something about a kernel."""
+        return tuple(c for c in self.columns if kernel.pallas or MODES[c[0]].xla)
+
     def examples(self, kernel: Kernel, mode: str) -> list[Example]:
         """The examples of one kernel in one mode."""
         if self.replay or self.replay_negatives:
@@ -155,7 +159,7 @@ class Plan:
         """Whether every kernel was judged in every column and about every property, and nothing
         narrowed the selection."""
         judged = {(r["case"], r["kernel"], r["mode"], r["chip"]) for r in rows}
-        wanted = {(k.case, k.name, *column) for k in self.kernels for column in self.columns}
+        wanted = {(k.case, k.name, *column) for k in self.kernels for column in self.columns_of(k)}
         wanted |= {(k.case, k.name, p, PROPERTIES[p].chip) for k, p in self.claims()}
         return self.complete and judged == wanted
 
@@ -245,9 +249,8 @@ def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str
 
 def _expectations(options: Options) -> tuple[Expectation, ...]:
     """Known failures of the file given, or of the one beside the subject, if there is one."""
-    given = options.expectations
-    path = Path(given) if given else subject_folder(options.subject) / "expectations.toml"
-    if given is None and not path.is_file():
+    path = _expectation_file(options)
+    if path is None:
         return ()
     try:
         entries = load_expectations(path, version("jax"))
@@ -261,6 +264,19 @@ def _expectations(options: Options) -> tuple[Expectation, ...]:
                 f"--expectations {path}: no mode and chip, and no property, is meant by: {entry}"
             )
     return entries
+
+
+def _expectation_file(options: Options) -> Path | None:
+    """Beside `NAME.py` a file of its own, `NAME.expectations.toml`, goes before the folder's
+    `expectations.toml`, so that several subjects can share a folder."""
+    if options.expectations:
+        return Path(options.expectations)
+    folder = subject_folder(options.subject)
+    subject = Path(options.subject.partition(":")[0])
+    candidates = [folder / "expectations.toml"]
+    if subject.is_file():
+        candidates.insert(0, folder / f"{subject.stem}.expectations.toml")
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def _replayed(

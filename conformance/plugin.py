@@ -71,7 +71,10 @@ _HELP = {
     "--max-examples": ("N", "generated points a case, each with all its input distributions"),
     "--tier": ("TIER", "how much: smoke, ci (default) or full"),
     "--example-timeout": ("SECONDS", "longest an example may take (default 120)"),
-    "--expectations": ("FILE", "known failures (default: expectations.toml beside the subject)"),
+    "--expectations": (
+        "FILE",
+        "known failures (default: NAME.expectations.toml or expectations.toml beside the subject)",
+    ),
     "--report": ("DIR", "keep results.jsonl and the matrices in DIR"),
 }
 
@@ -269,7 +272,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     plan = metafunc.config.stash[_PLAN]
     if "column" in metafunc.fixturenames:
-        pairs = [(k, c) for k in plan.kernels for c in plan.columns]
+        pairs = [(k, c) for k in plan.kernels for c in plan.columns_of(k)]
         ids = [f"{k.case}/{k.name}-{_column(c)}" for k, c in pairs]
         metafunc.parametrize(("judged_kernel", "column"), pairs, ids=ids)
     else:

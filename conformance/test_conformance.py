@@ -45,9 +45,15 @@ def test_has_property(
     tell(has_property(judge, plan, judged_kernel, claimed, lines.write, advice))
 
 
-def conclude(verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = ()) -> None:
-    """Fails, skips, xfails or passes for a kernel's verdicts in one column."""
-    tell(concluded(verdicts, _advice(subject, case_files)))
+def conclude(
+    verdicts: list[Verdict], subject: str, case_files: tuple[str, ...] = (), pallas: bool = True
+) -> None:
+    """Fails, skips, xfails or passes for a kernel's verdicts in one column.
+
+    Args:
+      pallas: see `Kernel.pallas`.
+    """
+    tell(concluded(verdicts, _advice(subject, case_files), pallas))
 
 
 # --------------------------------------------------------------------------- times

@@ -108,6 +108,9 @@ def test_an_empty_file_expects_nothing(read):
         (toml(expires='"tomorrow"'), "expectation 1: expires must be a date"),
         (toml(expires="2030-05-01T07:32:00"), "expectation 1: expires must be a date"),
         (toml(jax='"newest"'), "expectation 1: jax: Invalid specifier: 'newest'"),
+        (toml(where='"m %"'), "expectation 1: where: 'm %' is not an expression"),
+        (toml(where='"f(m)"'), r"expectation 1: where: 'f\(m\)' may not contain Call"),
+        (toml(where='"m.bit_length"'), "may not contain Attribute"),
     ],
 )
 def test_what_is_wrong_is_named(read, text, says):
@@ -182,7 +185,8 @@ def test_what_has_neither_code_nor_exception_is_known_by_its_words(status, why, 
     assert waive(verdict(status, why=why), [entry(**known)]).status is Status.WAIVED
     assert waive(verdict(status, why="something else"), [entry(**known)]).failed
     named = verdict(status, why=why, error="RuntimeError")
-    assert waive(named, [entry(**known)]).failed, "an exception is known by its name"
+    by_name = status is not Status.WRONG  # where an exception says little: the text counts, too
+    assert waive(named, [entry(**known)]).failed is by_name
 
 
 def test_modes_without_chips_have_an_empty_one():
@@ -338,3 +342,27 @@ def test_stale_entries_fail_the_run(subject, tmp_path, python):
     nothing = "expectation matches nothing: add/gone in *"
     lines = [line for line in run.stdout.splitlines() if line.startswith("expectation ")]
     assert [line.partition(" REJECTED")[0] for line in lines] == [passes, nothing]
+
+
+# --------------------------------------------------------------------------- conditions
+
+
+@pytest.mark.parametrize(
+    "where, holds",
+    [
+        ("m % 8", False),
+        ("m % 8 == 0 and dtype == 'bfloat16'", True),
+        ("dtype in ('float32', 'int8') or m > 15", True),
+        ("not m > 15", False),
+        ("k > 1", False),  # a parameter that the case has not
+        ("-m < 0", True),
+    ],
+)
+def test_a_condition_narrows_an_entry(where, holds):
+    assert entry(where=where).covers(verdict().row()) is holds
+
+
+def test_the_text_of_wrong_values_may_say_more_than_its_exception():
+    wrong = verdict(Status.WRONG, error="JaxRuntimeError", why="IndexError: Out-of-bounds read of")
+    assert entry(status=Status.WRONG, signature="Out-of-bounds read").foresees(wrong)
+    assert not entry(signature="matmul RHS").foresees(verdict())  # of a refusal it must be all

@@ -72,6 +72,7 @@ class Mode(Protocol):
       in_process: runs in the pytest process (hardware); otherwise in a child process.
       values: whether it yields values to judge. A mode without them judges each point of a
         domain once, whatever the distributions, and checks `Kernel.unsupported`.
+      xla: whether it says something about a function without a Pallas kernel.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Mode(Protocol):
     phases: frozenset[str]
     in_process: bool
     values: bool
+    xla: bool
 
     def environment(self) -> Mapping[str, str | None]:
         """Environment of the child process; modes with equal environments share one."""

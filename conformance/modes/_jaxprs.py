@@ -20,7 +20,7 @@ PallasCall = Callable[[dict[str, Any], Sequence[Any]], Sequence[Any]]
 _OTHER_KERNELS = ("core_map", "mpmd_map")
 
 # Primitives that only call their one jaxpr.
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 class NotEvaluated(Exception):

@@ -24,6 +24,7 @@ class Aot(_compiling.Compiling):
     default_chips = DEFAULT
     phases = frozenset({"lower", "compile"})
     values = False
+    xla = True
 
     def __init__(self) -> None:
         self._arguments: dict[Any, tuple[Any, ...]] = {}

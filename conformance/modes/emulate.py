@@ -20,6 +20,7 @@ class Emulate(_compiling.Compiling):
     default_chips = ("v5e", "tpu7x")
     phases: frozenset[str] = frozenset()
     values = True
+    xla = False
 
     def __init__(self) -> None:
         self._executor = _emulation.Executor()

@@ -32,6 +32,7 @@ class Interpret:
     phases = frozenset({"prepare", "trace", "finish"})
     in_process = False
     values = True
+    xla = True
 
     def __init__(self) -> None:
         self._programs = _staging.Programs()

@@ -29,6 +29,7 @@ class Tpu:
     phases = frozenset({"prepare", "trace", "finish"})
     in_process = True
     values = True
+    xla = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         """Args:

@@ -47,6 +47,7 @@ class TpuInterpret:
     phases = frozenset({"prepare", "trace", "finish"})
     in_process = False
     values = True
+    xla = False
 
     def __init__(self) -> None:
         _cores.compile_once()

@@ -1,0 +1,58 @@
+"""Conditions on the parameters of an example, as expectation files write them: `m % bm or k > 8`.
+
+Python's own grammar, cut down to names, literals, arithmetic, comparisons and `and`, `or`, `not`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+_ALLOWED = (
+    ast.Expression,
+    ast.BoolOp,
+    ast.And,
+    ast.Or,
+    ast.UnaryOp,
+    ast.Not,
+    ast.USub,
+    ast.BinOp,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.Compare,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.In,
+    ast.NotIn,
+    ast.Tuple,
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+)
+
+
+def check(text: str) -> None:
+    """ValueError when `text` is not a condition; it names what is wrong."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as e:
+        raise ValueError(f"{text!r} is not an expression: {e.msg}") from e
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            kind = type(node).__name__
+            raise ValueError(f"{text!r} may not contain {kind}: names, numbers and operators only")
+
+
+def holds(text: str, params: Mapping[str, Any]) -> bool:
+    """Whether a condition holds; one that names a parameter which is not there does not."""
+    check(text)
+    names = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+    return names <= set(params) and bool(eval(text, {"__builtins__": {}}, dict(params)))
