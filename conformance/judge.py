@@ -201,7 +201,7 @@ def _of_refusal(kernel: Kernel, example: Example, outcome: Outcome) -> dict[str,
     if failure is None or failure.phase not in ("prepare", "trace"):
         why = f"declared as refused ({declared}), but nothing was raised"
         return {"status": Status.WRONG, "phase": "trace", "why": why}
-    decided = _of_failure(failure)
+    decided = of_failure(failure)
     if failure.status is not Status.REJECTED:
         return decided
     return decided | {"status": Status.UNSUPPORTED, "why": f"{declared}: {decided['why']}"}
