@@ -1334,7 +1334,7 @@ ATTENTION = (
     mutant(
         "attention/values_not_rescaled",
         "does not rescale the sum of values when the largest logit grows",
-        by="exact, normal, cancel",
+        by="exact, normal, wide",
         shows=key_blocks,
     ),
     mutant(

@@ -1202,7 +1202,7 @@ def by_position(mask: str, at: Pair) -> Any:
     """Whether a causal or local mask leaves the key to the query."""
     causal = at.key <= at.query
     if mask == "none":
-        return at.key < at.s
+        return at.key >= 0
     return causal & (at.key >= at.query - at.window) if mask == "local" else causal
 
 
@@ -1295,7 +1295,7 @@ def ruled(*, causal: Fn = lambda at: at.key <= at.query, local: Fn | None = None
         if mask == "local" and local is not None:
             return local(at)
         window = at.key >= at.query - at.window if mask == "local" else at.key >= 0
-        return causal(at) & window if mask != "none" else at.key < at.s
+        return causal(at) & window if mask != "none" else window
 
     return allowed
 
@@ -1341,7 +1341,7 @@ ATTENTION = (
         "attention/window_to_both_sides",
         flash(allowed=ruled(local=lambda at: jnp.abs(at.key - at.query) <= at.window)),
     ),
-    kernel("attention/causal_ignored", flash(allowed=lambda mask, at: at.key < at.s)),
+    kernel("attention/causal_ignored", flash(allowed=lambda mask, at: at.key >= 0)),
     kernel(
         "attention/diagonal_block_skipped",
         flash(visits=lambda i, j, bq, bk: (j + 1) * bk <= (i + 1) * bq - 1),
