@@ -570,9 +570,11 @@ def unpublished(found: Found) -> Iterator[str]:
         ours, theirs = found.predictions[kernel], found.predictions[baseline]
         ratio = why = ""
         if isinstance(ours, schedule.Prediction):
-            why = "; ".join(ours.limits)
+            limits = dict.fromkeys(ours.limits)
             if isinstance(theirs, schedule.Prediction):
+                limits |= dict.fromkeys(theirs.limits)
                 ratio = f"{ours.seconds / theirs.seconds:.4f}"
+            why = "; ".join(limits)
         yield f"| {label} | {_cells(label, ours)} | {_cells(label, theirs)} | {ratio} | {why} |"
 
 
