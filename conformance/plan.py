@@ -47,7 +47,6 @@ class Options:
     """
 
     modes: tuple[str, ...]
-    properties: tuple[str, ...]
     chips: tuple[str, ...]
     subject: str
     cases: tuple[str, ...]
@@ -57,6 +56,7 @@ class Options:
     replay: tuple[str, ...]
     timeout: float
     expectations: str | None
+    properties: tuple[str, ...] = ()
     benchmark: bool = False
 
 

@@ -50,7 +50,7 @@ LEFT_OUT = (
     "plugin.py",
     "shapes.py",
     "starting.py",
-    "sweep.py",
+    "sweeping.py",
     "test_conformance.py",
     "vendor.py",
 )

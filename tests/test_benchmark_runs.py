@@ -120,7 +120,7 @@ def test_a_failure_has_both_numbers_and_the_way_back(whole_run):
     )
     assert "below: published wall time 0.6066 ms less 0.107 ms of dispatch (fitted)" in log
     assert "--tpu --benchmark --kernel add/whole --replay add/m=16,n=128," in log
-    assert "at invalid on v5e: INVALID: 1e-12 ms is above the roofline" in log
+    assert "at invalid on v5e, measured: INVALID: 1e-12 ms is above the roofline" in log
 
 
 def test_every_row_is_measured_with_xla_beside(whole_run):

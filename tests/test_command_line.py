@@ -67,7 +67,7 @@ def run_here(pytester, monkeypatch):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["--cases", "ad"], "--cases ad: unknown; known: add, dsd, "),
+        (["--cases", "ad"], "--cases ad: unknown; known: add, attention, "),
         (["--kernel", "hole"], "--kernel hole: unknown; known: .*add/whole, "),
         (["--cases", "sum", "--kernel", "whole"], "--kernel whole: unknown; known: accumulate, "),
         (["--mode", "interpet"], "--mode interpet: unknown; known: .*interpret, .*tpu-interpret"),
@@ -175,7 +175,7 @@ BROKEN = {
     "not a Kernel": ("KERNELS = (len,)", "<built-in function len> is not a conformance.Kernel"),
     "unknown case": (
         KERNELS.replace('"add"', '"ad"'),
-        "kernel 'whole' claims case 'ad', which is not one of add, dsd, ",
+        "kernel 'whole' claims case 'ad', which is not one of add, attention, ",
     ),
     "not callable": (KERNELS.replace("fn=whole", "fn=3"), "kernel 'whole': fn is not callable"),
     "twice": (KERNELS + "\nKERNELS *= 2", "add/whole is there twice"),

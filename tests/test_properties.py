@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -142,7 +143,7 @@ def test_halves_are_points_of_the_domain(case) -> None:
     whole = case.reference(example.params, example.inputs, arrays, arithmetic)
     for half in range(2):
         parts = tuple(cut(a, axis, half) for a, axis in zip(arrays, of_arrays, strict=True))
-        halved = halved_params(example.params, arrays, parts)
+        halved = halved_params(case, example.params, parts)
         case.check(halved)
         found = case.reference(halved, example.inputs, parts, arithmetic)
         for one, axis, reference in zip(found, of_results, whole, strict=True):
@@ -153,18 +154,17 @@ def cut(array: np.ndarray, axis: int | None, half: int) -> np.ndarray:
     return array if axis is None else np.split(array, 2, axis)[half]
 
 
-def halved_params(params, arrays, parts):
-    """The one size that was cut, halved: all cut axes are as long as it."""
-    lengths = {
-        whole.shape[axis]
-        for whole, part in zip(arrays, parts, strict=True)
-        for axis in range(whole.ndim)
-        if whole.shape[axis] != part.shape[axis]
-    }
-    (length,) = lengths
-    names = [n for n in ("m", "n") if params.get(n) == length]
-    assert names
-    return {**params, names[0]: length // 2}
+def halved_params(case, params, parts):
+    """The parameters, one or two sizes halved, that make arrays as the parts are."""
+    shapes = [p.shape for p in parts]
+    sizes = [n for n, p in case.params.items() if p.kind == "size" and params[n] % 2 == 0]
+    for count in (1, 2):
+        for names in itertools.combinations(sizes, count):
+            halved = {**params, **{n: params[n] // 2 for n in names}}
+            made = case.make(halved, "normal", np.random.default_rng(0))
+            if [a.shape for a in made] == shapes:
+                return halved
+    raise AssertionError(f"no half of {params} has arrays of {shapes}")
 
 
 def test_a_point_that_cannot_be_cut_is_not() -> None:

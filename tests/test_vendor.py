@@ -351,7 +351,7 @@ def test_a_folder_in_the_way_is_left_alone(run, tmp_path, folder):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--cases", "add,nope"), "--cases nope: unknown; known: add, dsd, "),
+        (("--cases", "add,nope"), "--cases nope: unknown; known: add, attention, "),
         (("--check",), "was not made by `conformance vendor`: it has no vendored.json"),
         (("--update",), "was not made by `conformance vendor`: it has no vendored.json"),
         (("--list",), "was not made by `conformance vendor`: it has no vendored.json"),
