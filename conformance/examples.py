@@ -12,7 +12,7 @@ from conformance.loading import check_params
 from conformance.strategies import rng_of
 
 # Generated points for each tier; pinned rows come first and do not count.
-GENERATED = {"smoke": 2, "ci": 7, "full": 60}
+GENERATED = {"smoke": 2, "ci": 4, "full": 60}
 # Draws from which the points of a run are chosen; some are refused by the domain's filters.
 _POOL = 120
 _BYTES = 512  # for each draw, more than any domain uses
