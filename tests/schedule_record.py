@@ -21,8 +21,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from conformance import chips, compiler, schedule
 from conformance.case import Example, Kernel
 from conformance.examples import pinned
@@ -83,21 +81,16 @@ def made() -> Record:
 
 
 def _one(kernel: Kernel, example: Example) -> dict[str, Any]:
-    import jax
-
-    from conformance.modes import _staging
+    from conformance.modes import _prediction, _staging
 
     call = bind(load_cases()[kernel.case], kernel, example, None)
-    arguments = _staging.prepared(call)
     fn = functools.partial(kernel.fn, **call.options)
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-    chip = chips.get(CHIP)
-    result = compiler.compile_for(fn, avals, chip, compiler.dump_dir())
+    result, predicted = _prediction.compile_and_predict(
+        fn, _staging.prepared(call), chips.get(CHIP)
+    )
     if isinstance(result, compiler.Refused):
         return {"refused": result.clause}
-    prefetched = _staging.trace_function(fn, tuple(avals)).prefetched or ()
-    scalars = {n: np.asarray(arguments[position]) for n, position in enumerate(prefetched)}
-    return _figures(result, schedule.predict(result, chip, scalars))
+    return _figures(result, predicted)
 
 
 def _figures(
