@@ -51,8 +51,17 @@ def check(text: str) -> None:
             raise ValueError(f"{text!r} may not contain {kind}: names, numbers and operators only")
 
 
+def names(text: str) -> frozenset[str]:
+    """The parameters that a condition is about."""
+    tree = ast.parse(text, mode="eval")
+    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+
+
 def holds(text: str, params: Mapping[str, Any]) -> bool:
-    """Whether a condition holds; one that names a parameter which is not there does not."""
+    """Whether a condition holds. One that cannot be computed, since a parameter is not there, is 0
+    and divided by, or is no number, does not."""
     check(text)
-    names = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
-    return names <= set(params) and bool(eval(text, {"__builtins__": {}}, dict(params)))
+    try:
+        return names(text) <= set(params) and bool(eval(text, {"__builtins__": {}}, dict(params)))
+    except (ArithmeticError, TypeError):
+        return False

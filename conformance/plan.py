@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from conformance import condition
 from conformance.benchmarks import Point, load_points, parts, points_of
 from conformance.case import TIERS, Case, Example, Kernel, Negative
 from conformance.examples import GENERATED, ReplayError, for_case, for_properties, parse_id
@@ -214,7 +216,7 @@ def make_plan(options: Options) -> Plan:
         timeout=options.timeout,
         replay=replay,
         replay_negatives=negatives,
-        expectations=_expectations(options),
+        expectations=_expectations(options, cases),
         points=points,
         targets=targets,
         complete=not (
@@ -247,7 +249,7 @@ def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str
     return list(known if "all" in given else given)
 
 
-def _expectations(options: Options) -> tuple[Expectation, ...]:
+def _expectations(options: Options, cases: Mapping[str, Case]) -> tuple[Expectation, ...]:
     """Known failures of the file given, or of the one beside the subject, if there is one."""
     path = _expectation_file(options)
     if path is None:
@@ -262,6 +264,13 @@ def _expectations(options: Options) -> tuple[Expectation, ...]:
         if not any(entry.speaks_of(*column) for column in columns):
             raise PlanError(
                 f"--expectations {path}: no mode and chip, and no property, is meant by: {entry}"
+            )
+        named = condition.names(entry.where or "0")
+        meant = [c for c in cases.values() if fnmatch.fnmatchcase(c.name, entry.case)]
+        if meant and not any(named <= set(case.params) for case in meant):
+            lacks = ", ".join(sorted(named - set(meant[0].params)))
+            raise PlanError(
+                f"--expectations {path}: {meant[0].name} has no parameter {lacks}: {entry}"
             )
     return entries
 

@@ -302,6 +302,8 @@ def pytest_pycollect_makeitem(name: str, collector: pytest.Collector) -> list[py
         return []
     if name == "test_conforms" and options.benchmark and not options.modes:
         return []
+    if name == "test_has_property" and options.benchmark and not options.properties:
+        return []
     return None
 
 

@@ -301,6 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(_swept(options), end="")
     except ValueError as e:
         parser.error(str(e))
+    except KeyboardInterrupt:
+        kept = f"; what was evaluated is in {options.out}" if options.out else ""
+        parser.exit(130, f"interrupted{kept}\n")
 
 
 def _swept(options: argparse.Namespace) -> str:
@@ -325,7 +328,7 @@ def swept(
     """Sweeps at every point on its chip, going on with what the file holds.
 
     Raises:
-      ValueError: the file is not of sweeps, or of another libtpu.
+      ValueError: the file is not of sweeps, or of another libtpu; there is no configuration.
       EngineError: the suite itself failed.
     """
     kept = load(file) if file is not None and file.exists() else Sweeps()
@@ -342,6 +345,9 @@ def swept(
             )
             sweep = kept.of(fresh)
             every = list(space(worker.case, worker.kernel, point, chip))
+            if not every:
+                values = ", ".join(f"{n}={v}" for n, v in point.items())
+                raise ValueError(f"{sweep.name} has no configuration for {values} on {chip.name}")
             bar = progress.add_task(f"{sweep.name} on {chip.name}", total=len(every))
             run(
                 sweep,

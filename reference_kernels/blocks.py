@@ -149,7 +149,7 @@ def candidates(example: Any, chip: Any, contracted: Sequence[int]) -> Iterator[d
     rows, columns = fitting((512, 1024, 2048), p["m"]), fitting((512, 1024, 2048), p["n"])
     for blocks in itertools.product(rows, contracted, columns):
         fits = vmem_bytes(blocks, itemsize, 4) <= chip.info.vmem_capacity_bytes
-        long = max(blocks[0], blocks[2]) >= 1024
+        long = max(blocks[0], blocks[2]) >= min(1024, p["m"], p["n"])
         if fits and long and math.prod(blocks) <= MOST_WORK:
             yield dict(zip(("bm", "bk", "bn"), blocks, strict=True))
 

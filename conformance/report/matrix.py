@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -47,6 +48,8 @@ class Matrix:
         if "executes" in row["numbers"]:
             self.executes[row["mode"]] = row["numbers"]["executes"]
         ratio = row["numbers"].get("error_ratio")
+        if ratio is None and row["status"] == Status.WRONG and row["phase"] == "run":
+            ratio = math.inf  # NaN, wrong bits, a wrong shape: no bound is wide enough
         if ratio is not None:
             self.ratio[kernel] = max(self.ratio.get(kernel, 0.0), ratio)
 
