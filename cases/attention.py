@@ -6,6 +6,7 @@ lengths. A query that may attend to no key gets 0, an empty sum: XLA's finite ma
 average over keys that are masked, and which ones depends on a kernel's blocks.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,7 +124,10 @@ def domain(masks: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def inputs(params: Params) -> tuple[str, ...]:
-    return KINDS
+    """No exact probe where the scale is no power of two: it rounds the logits, but not where a
+    compiler fuses its product with the subtraction of the maximum."""
+    whole = math.frexp(params["scale"])[0] == 0.5
+    return KINDS if whole else tuple(k for k in KINDS if k != "exact")
 
 
 # ------------------------------------------------------------------ arrays

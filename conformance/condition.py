@@ -46,9 +46,16 @@ def check(text: str) -> None:
     except SyntaxError as e:
         raise ValueError(f"{text!r} is not an expression: {e.msg}") from e
     for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and any(map(_no_number, (node.left, node.right))):
+            raise ValueError(f"{text!r} may calculate with numbers only")
         if not isinstance(node, _ALLOWED):
             kind = type(node).__name__
             raise ValueError(f"{text!r} may not contain {kind}: names, numbers and operators only")
+
+
+def _no_number(node: ast.expr) -> bool:
+    text = isinstance(node, ast.Constant) and not isinstance(node.value, (int, float))
+    return text or isinstance(node, ast.Tuple)
 
 
 def names(text: str) -> frozenset[str]:

@@ -71,6 +71,9 @@ class Judge:
     def _decide_property(
         self, case: Case, kernel: Kernel, name: str, example: Example, outcome: Outcome
     ) -> dict[str, Any]:
+        refusal = _of_refusal(kernel, example, outcome)
+        if refusal is not None:
+            return refusal
         chip = PROPERTIES[name].chip
         if chip is not None:
             return _of_compilation(kernel, example, chip, outcome)
@@ -237,6 +240,16 @@ def declared(kernel: Kernel, example: Example, chip: str | None) -> str | None:
     if kernel.unsupported is None or chip is None:
         return None
     return kernel.unsupported(example, chips.get(chip))
+
+
+def limit(kernel: Kernel, example: Example, chip: str) -> str | None:
+    """What the kernel says that it cannot do, everywhere or on a chip; None if it can. What
+    raises instead of saying so is told when it is judged."""
+    try:
+        refused = kernel.refuses(example) if kernel.refuses is not None else None
+        return refused or declared(kernel, example, chip)
+    except Exception as e:
+        return f"unsupported or refuses raised {type(e).__name__}: {e}"
 
 
 def of_failure(failure: Failure) -> dict[str, Any]:

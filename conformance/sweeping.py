@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,26 @@ def space(case: Case, kernel: Kernel, params: Params, chip: chips.Chip) -> Itera
     """
     if kernel.configs is not None:
         example = Example(case=case.name, params=params, inputs="", seed=0)
-        yield from kernel.configs(example, chip)
+        yield from _own(kernel, example, chip)
         return
     taken = inspect.signature(kernel.prepare or kernel.fn).parameters
     blocks = [name for name, p in case.params.items() if p.kind == "block"]
     lengths = [_lengths(params, name, name in taken) for name in blocks]
     for chosen in itertools.product(*lengths):
         yield dict(zip(blocks, chosen, strict=True))
+
+
+def _own(kernel: Kernel, example: Example, chip: chips.Chip) -> list[Options]:
+    """The kernel's own search space; ValueError when it raises, or is none."""
+    assert kernel.configs is not None
+    try:
+        found = list(kernel.configs(example, chip))
+    except Exception as e:
+        raise ValueError(f"configs of {kernel.name} raised {type(e).__name__}: {e}") from e
+    for options in found:
+        if not isinstance(options, Mapping):
+            raise ValueError(f"configs of {kernel.name} must give dictionaries, got {options!r}")
+    return [{k: getattr(v, "item", lambda v=v: v)() for k, v in o.items()} for o in found]
 
 
 def _lengths(params: Params, block: str, taken: bool) -> list[int]:
@@ -228,8 +241,15 @@ def _assigned(case: Case, option: str, text: str) -> dict[str, Any]:
             raise ValueError(f"{option} {part}: {name} is a {kind}: its place is {place}")
         if name in found:
             raise ValueError(f"{option} {part}: {name} is given twice")
-        found[name] = _value(option, part, value) if kind in _NUMBERS else value
+        found[name] = (
+            _value(option, part, value) if kind in _NUMBERS else _chosen(case, name, value)
+        )
     return found
+
+
+def _chosen(case: Case, name: str, value: str) -> Any:
+    """The choice that is written so; a value that is none is refused with the others."""
+    return next((c for c in case.params[name].choices if str(c) == value), value)
 
 
 def _place(case: Case, name: str) -> str:
@@ -299,7 +319,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         print(_swept(options), end="")
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         parser.error(str(e))
     except KeyboardInterrupt:
         kept = f"; what was evaluated is in {options.out}" if options.out else ""
@@ -320,6 +340,19 @@ def _swept(options: argparse.Namespace) -> str:
         worker = Worker(case, kernel, options.subject, child)
         found = swept(worker, pairs, options.out)
     return "\n".join([*map(report, found), worker.rate]).rstrip() + "\n"
+
+
+def _require_same(worker: Worker, sweep: Sweep) -> None:
+    """ValueError when what is kept is of other code: a result is evaluated again and differs."""
+    if not sweep.predicted:
+        return
+    kept = sweep.shortest()
+    again = worker(sweep, kept.options)
+    if again.seconds != kept.seconds:
+        raise ValueError(
+            f"{sweep.name} is no longer what was swept: {_named(kept.options)} took "
+            f"{kept.seconds} s and takes {again.seconds} s; remove the file"
+        )
 
 
 def swept(
@@ -344,6 +377,7 @@ def swept(
                 params=point,
             )
             sweep = kept.of(fresh)
+            _require_same(worker, sweep)
             every = list(space(worker.case, worker.kernel, point, chip))
             if not every:
                 values = ", ".join(f"{n}={v}" for n, v in point.items())

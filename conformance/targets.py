@@ -18,11 +18,11 @@ import jsonschema
 
 from conformance import chips
 from conformance.case import Case, Params
-from conformance.loading import LoadError, bundled, check_params, schema
+from conformance.loading import XLA_NAME, LoadError, bundled, check_params, schema
 from conformance.roofline import Roofline, utilization
 
 # Stands for XLA's own code where a kernel's name is expected.
-XLA = "xla"
+XLA = XLA_NAME
 
 
 class Standing(StrEnum):

@@ -13,7 +13,7 @@ import pytest
 from conformance.benchmarks import Point
 from conformance.case import Kernel
 from conformance.conclusion import Advice, concluded, conform, has_property
-from conformance.judge import Judge, declared
+from conformance.judge import Judge, limit
 from conformance.outcome import tell
 from conformance.plan import Column, Plan
 from conformance.properties import PROPERTIES
@@ -99,7 +99,7 @@ def test_meets_target(
     kernel, point = timed.kernel, timed.point
     if point is None:
         pytest.fail(f"nothing can be timed here, UNAVAILABLE: {timed.unavailable}", pytrace=False)
-    claim = declared(kernel, point.example(0), timed.chip)
+    claim = limit(kernel, point.example(0), timed.chip)
     if claim is not None:
         pytest.skip(f"{Status.UNSUPPORTED}: {claim}")
     case = plan.cases[kernel.case]

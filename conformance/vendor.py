@@ -122,6 +122,9 @@ def read_manifest(folder: Path) -> Manifest:
     except jsonschema.ValidationError as e:
         where = "/".join(map(str, e.absolute_path)) or "the whole"
         raise VendorError(f"{file} is damaged ({where}: {e.message}): restore it") from e
+    for path in found["files"]:
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise VendorError(f"{file} is damaged ({path} is not below {folder}): restore it")
     return Manifest(**found | {"cases": tuple(found["cases"])})
 
 
@@ -361,7 +364,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _done(options: argparse.Namespace) -> tuple[int, list[str]]:
     folder: Path = options.folder
     if not (options.check or options.update or options.list):
-        cases = tuple(filter(None, options.cases.split(",")))
+        cases = tuple(dict.fromkeys(filter(None, options.cases.split(","))))
         return 0, create(folder, cases, "copied" if options.with_engine else "installed")
     if options.cases or options.with_engine:
         raise VendorError("--cases and --with-engine are for a new folder; the manifest has them")

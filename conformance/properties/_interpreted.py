@@ -32,7 +32,7 @@ class Interpreted:
 
     def environment(self) -> Mapping[str, str | None]:
         flag = f"--xla_force_host_platform_device_count={DEVICES}"
-        return {**ENVIRONMENT, "XLA_FLAGS": flag}
+        return {**ENVIRONMENT, "XLA_FLAGS": f"{ENVIRONMENT['XLA_FLAGS']} {flag}"}
 
     def unavailable(self, chip: str | None) -> str | None:
         return None
