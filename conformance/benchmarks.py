@@ -5,17 +5,13 @@ Both kinds of time, measured and predicted, are of these points.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from conformance.case import Case, Example, Kernel, Params
-from conformance.loading import LoadError, bundled, check_params, schema
+from conformance.loading import LoadError, bundled, check_params, data_rows
 from conformance.targets import XLA, Target
 from conformance.timing import FORWARD, PARTS, Part
 
@@ -54,25 +50,12 @@ def load_points(cases: Mapping[str, Case], file: Path | None = None) -> tuple[Po
     """
     file = file or bundled("cases") / "benchmarks.json"
     points, seen = [], set()
-    for row in _rows(file):
+    for row in data_rows(file, "benchmark"):
         if (row["case"], row["id"]) in seen:
             raise LoadError(f"{file}: benchmark {row['id']!r} of {row['case']} is there twice")
         seen.add((row["case"], row["id"]))
         points.append(_point(row, cases, file))
     return tuple(points)
-
-
-@cache
-def _rows(file: Path) -> tuple[Mapping[str, Any], ...]:
-    try:
-        rows = json.loads(file.read_text())
-        jsonschema.validate(rows, schema("benchmarks"))
-    except (OSError, json.JSONDecodeError) as e:
-        raise LoadError(f"{file}: not readable as JSON: {e}") from e
-    except jsonschema.ValidationError as e:
-        where = "/".join(str(p) for p in e.absolute_path)
-        raise LoadError(f"{file}: benchmark {where}: {e.message}") from e
-    return tuple(rows)
 
 
 def _point(row: Mapping[str, Any], cases: Mapping[str, Case], file: Path) -> Point:

@@ -208,6 +208,27 @@ def _check_row(case: Case, row: Mapping[str, Any], file: Path) -> None:
             raise LoadError(f"{where}: mode {mode!r} is not one of {', '.join(MODES)}")
 
 
+@cache
+def data_rows(file: Path, what: str) -> tuple[Mapping[str, Any], ...]:
+    """The rows of a file of data beside the cases, as its schema has them.
+
+    Args:
+      what: a row is, "target" or "benchmark"; the schema has the plural's name.
+
+    Raises:
+      LoadError: not JSON, or not of the schema.
+    """
+    try:
+        rows = json.loads(file.read_text())
+        jsonschema.validate(rows, schema(f"{what}s"))
+    except (OSError, json.JSONDecodeError) as e:
+        raise LoadError(f"{file}: not readable as JSON: {e}") from e
+    except jsonschema.ValidationError as e:
+        where = "/".join(str(p) for p in e.absolute_path)
+        raise LoadError(f"{file}: {what} {where}: {e.message}") from e
+    return tuple(rows)
+
+
 def check_params(case: Case, params: Params) -> None:
     """Raises ValueError naming the first parameter that is missing, unknown or out of range."""
     for name in params:

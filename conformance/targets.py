@@ -6,19 +6,14 @@ measured, and where it is published. A wall time includes dispatch; a device tim
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-import jsonschema
 
 from conformance import chips
 from conformance.case import Case, Params
-from conformance.loading import XLA_NAME, LoadError, bundled, check_params, schema
+from conformance.loading import XLA_NAME, LoadError, bundled, check_params, data_rows
 from conformance.roofline import Roofline, utilization
 
 # Stands for XLA's own code where a kernel's name is expected.
@@ -69,7 +64,7 @@ def load_targets(cases: Mapping[str, Case], file: Path | None = None) -> tuple[T
       LoadError: not JSON, not of the schema, or names what is not there.
     """
     file = file or bundled("cases") / "targets.json"
-    found = tuple(Target(**row) for row in _rows(file))
+    found = tuple(Target(**row) for row in data_rows(file, "target"))
     seen: set[str] = set()
     for target in found:
         if target.id in seen:
@@ -77,19 +72,6 @@ def load_targets(cases: Mapping[str, Case], file: Path | None = None) -> tuple[T
         seen.add(target.id)
         _check(target, cases, file)
     return found
-
-
-@cache
-def _rows(file: Path) -> tuple[Mapping[str, Any], ...]:
-    try:
-        rows = json.loads(file.read_text())
-        jsonschema.validate(rows, schema("targets"))
-    except (OSError, json.JSONDecodeError) as e:
-        raise LoadError(f"{file}: not readable as JSON: {e}") from e
-    except jsonschema.ValidationError as e:
-        where = "/".join(str(p) for p in e.absolute_path)
-        raise LoadError(f"{file}: target {where}: {e.message}") from e
-    return tuple(rows)
 
 
 def _check(target: Target, cases: Mapping[str, Case], file: Path) -> None:
