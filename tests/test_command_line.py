@@ -37,7 +37,6 @@ FAST = ("-p", "no:cacheprovider", "-q", "--kernel", "add/whole", "--mode", "inte
 def refuse(pytester, monkeypatch):
     """Runs pytest in this process on options that must be refused; its one error line."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # it is no worker's run
 
     def run(*args: str, plugins: tuple[str, ...] = ()) -> str:
         given = [option for p in ("conformance.plugin", *plugins) for option in ("-p", p)]
@@ -54,6 +53,7 @@ def refuse(pytester, monkeypatch):
 def run_here(pytester, monkeypatch):
     """Runs the suite in this process, as installed; nothing that needs a child process."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # it is no worker's run
 
     def run(*args: str) -> pytest.RunResult:
         given = ("-p", "conformance.plugin", "--pyargs", "conformance", "--kernel=add/whole")
