@@ -79,6 +79,9 @@ def support() -> dict[Path, str]:
         command += ["--chip", "all", f"--report={directory}"]
         subprocess.run(command, cwd=ROOT, check=True)
         rows = list(read(Path(directory) / "results.jsonl"))
+    kernels = load_subject(DEFAULT_SUBJECT, tuple(load_cases())).kernels
+    order = {(k.case, k.name): number for number, k in enumerate(kernels)}
+    rows.sort(key=lambda row: order[row["case"], row["kernel"]])
     found = Support(rows, "aot", chips.NAMES)
     versions = f"jax {jax.__version__}, libtpu {measure.libtpu_version()}.\n\n"
     return {
