@@ -23,8 +23,6 @@ _PACKAGE = Path(__file__).resolve().parent
 _SCHEMAS = _PACKAGE / "schemas"
 
 DEFAULT_SUBJECT = "reference_kernels"
-# Stands for XLA's own code where times of kernels are compared with it.
-XLA_NAME = "xla"
 
 # A folder that `conformance vendor` made holds this file; its case files are in `cases` in it.
 MANIFEST = "vendored.json"
@@ -328,8 +326,6 @@ def _check_kernels(spec: str, kernels: Any, cases: tuple[str, ...]) -> None:
                 f"subject {spec!r}: kernel name {kernel.name!r} must consist of letters, digits, "
                 "'_', '.', '+' and '-'"
             )
-        if kernel.name == XLA_NAME:
-            raise LoadError(f"subject {spec!r}: the name {XLA_NAME!r} stands for XLA's own code")
         if (kernel.case, kernel.name) in seen:
             raise LoadError(f"subject {spec!r}: {kernel.case}/{kernel.name} is there twice")
         seen.add((kernel.case, kernel.name))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from conformance import chips
 from conformance.case import Case, Params
-from conformance.loading import XLA_NAME, LoadError, bundled, check_params, data_rows
+from conformance.loading import LoadError, bundled, check_params, data_rows
 from conformance.roofline import Roofline, utilization
 
 # Stands for XLA's own code where a kernel's name is expected.
-XLA = XLA_NAME
+XLA = "xla"
 
 
 class Standing(StrEnum):
