@@ -21,6 +21,7 @@ from conformance.strategies import (
     halves,
     names,
     sizes,
+    value_error,
 )
 
 DTYPES = (
@@ -104,14 +105,7 @@ ONES = np.ones((64, 256), np.float32)
 
 
 def refused(name: str, match: str, *arrays: np.ndarray) -> Negative:
-    return Negative(
-        name=name,
-        params=POINT,
-        phase="trace",
-        error="ValueError",
-        match=match,
-        arrays=lambda params: arrays,
-    )
+    return value_error(name, match, POINT, *arrays)
 
 
 NEGATIVES = (

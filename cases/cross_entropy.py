@@ -16,7 +16,16 @@ from conformance import contraction as dot
 from conformance.case import Arrays, Params
 from conformance.numerics import bounded, dtype_of
 from conformance.rows import total_loss
-from conformance.strategies import LANES, SUBLANES, blocks, cdiv, check_tiles, names, sizes
+from conformance.strategies import (
+    LANES,
+    SUBLANES,
+    blocks,
+    cdiv,
+    check_tiles,
+    names,
+    sizes,
+    value_error,
+)
 
 SPEC = (
     "https://github.com/openxla/tokamax/blob/main/tokamax/_src/ops/"
@@ -115,14 +124,7 @@ def refused(
     weights: np.ndarray = WEIGHTS,
     **changed: Any,
 ) -> Negative:
-    return Negative(
-        name=name,
-        params={**POINT, **changed},
-        phase="trace",
-        error="ValueError",
-        match=match,
-        arrays=lambda params: (x, labels, weights),
-    )
+    return value_error(name, match, {**POINT, **changed}, x, labels, weights)
 
 
 NEGATIVES = (

@@ -14,7 +14,7 @@ from conformance import Arithmetic, Case, Negative, Param, Reference, Work
 from conformance import contraction as dot
 from conformance.case import Arrays, Axes, Params
 from conformance.numerics import dtype_of
-from conformance.strategies import cdiv
+from conformance.strategies import cdiv, value_error
 
 SPEC = "https://github.com/openxla/tokamax/blob/main/tokamax/_src/ops/gated_linear_unit/api.py"
 DTYPES = ("float32", "bfloat16")
@@ -97,14 +97,7 @@ def work(params: Params) -> Work:
 def refused(name: str, match: str, x: np.ndarray | None = None, **changed: Any) -> Negative:
     weights = changed.pop("weights", np.ones((256, 2, 128), np.float32))
     left = np.ones((16, 256), np.float32) if x is None else x
-    return Negative(
-        name=name,
-        params={**POINT, **changed},
-        phase="trace",
-        error="ValueError",
-        match=match,
-        arrays=lambda params: (left, weights),
-    )
+    return value_error(name, match, {**POINT, **changed}, left, weights)
 
 
 ONES = np.ones((256, 2, 128), np.float32)

@@ -12,7 +12,7 @@ from conformance import Arithmetic, Case, Negative, Reference, Work
 from conformance import contraction as dot
 from conformance.case import Arrays, Params
 from conformance.numerics import dtype_of, total
-from conformance.strategies import LANES, cdiv, operand, probe_limit
+from conformance.strategies import LANES, cdiv, operand, probe_limit, value_error
 
 DTYPES = ("float32", "bfloat16")
 POINT = {"m": 16, "k": 256, "n": 128, "bm": 16, "bk": 256, "bn": 128, "dtype": "float32"}
@@ -102,14 +102,7 @@ def work(params: Params) -> Work:
 
 def refused(name: str, match: str, dz: np.ndarray) -> Negative:
     x, y = np.ones((16, 256), np.float32), np.ones((256, 128), np.float32)
-    return Negative(
-        name=name,
-        params=POINT,
-        phase="trace",
-        error="ValueError",
-        match=match,
-        arrays=lambda params: (x, y, dz),
-    )
+    return value_error(name, match, POINT, x, y, dz)
 
 
 NARROW = np.ones((16, 64), np.float32)

@@ -8,36 +8,25 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
-from conformance import Arithmetic, Case, Negative, Param, Reference, Work
+from conformance import Arithmetic, Case, Negative, Reference, Work
 from conformance.case import Arrays, Axes, Params
 from conformance.numerics import dtype_of
-from conformance.rows import Normalized, normalization_gradient, normalized, scaled
-from conformance.strategies import SUBLANES, blocks, cdiv, check_tiles, integers, names, sizes
+from conformance.rows import (
+    ROW_PARAMS,
+    Normalized,
+    check_rows,
+    normalization_gradient,
+    normalized,
+    row_domain,
+    scaled,
+)
+from conformance.strategies import integers, value_error
 
 SPEC = "https://github.com/openxla/tokamax/blob/main/tokamax/_src/ops/normalization/api.py"
-DTYPES = ("float32", "bfloat16")
 KINDS = ("exact", "normal", "cancel", "wide", "special")
 EPSILON = 1e-6
-MOST_STEPS = 12
 POINT = {"m": 16, "n": 256, "bm": 8, "dtype": "float32"}
-
-
-def check(params: Params) -> None:
-    """bm is the whole of m or a multiple of 8; a row is never cut."""
-    check_tiles(params, m=SUBLANES)
-
-
-@st.composite
-def points(draw: st.DrawFn) -> dict[str, Any]:
-    m = draw(sizes(16, 1, 8, 20, 100, 136))
-    n = draw(sizes(256, 1, 100, 128, 384, 640))
-    return {"m": m, "n": n, "bm": draw(blocks(m, SUBLANES)), "dtype": draw(names(*DTYPES))}
-
-
-def domain() -> st.SearchStrategy[dict[str, Any]]:
-    return points().filter(lambda p: cdiv(p["m"], p["bm"]) <= MOST_STEPS)
 
 
 # --------------------------------------------------------------------------- arrays
@@ -190,14 +179,7 @@ def negatives(vectors: tuple[str, ...]) -> tuple[Negative, ...]:
 
     def refused(name: str, match: str, *arrays: np.ndarray, **changed: Any) -> Negative:
         given = arrays + (row,) * (1 + len(vectors) - len(arrays))
-        return Negative(
-            name=name,
-            params={**POINT, **changed},
-            phase="trace",
-            error="ValueError",
-            match=match,
-            arrays=lambda params: given,
-        )
+        return value_error(name, match, {**POINT, **changed}, *given)
 
     def with_last(bad: np.ndarray) -> tuple[np.ndarray, ...]:
         return (x, *(row,) * (len(vectors) - 1), bad)
@@ -217,22 +199,15 @@ def negatives(vectors: tuple[str, ...]) -> tuple[Negative, ...]:
 
 # --------------------------------------------------------------------------- the cases
 
-PARAMS = {
-    "m": Param(kind="size"),
-    "n": Param(kind="size"),
-    "bm": Param(kind="block"),
-    "dtype": Param(kind="dtype", choices=DTYPES),
-}
-
 CASES = (
     Case(
         name="layer_norm",
         contract="(x - mean) / sqrt(var + 1e-6) * scale + offset for each row of x, mean and "
         "var = mean((x - mean)^2) in float32, rounded once to x's dtype",
         spec=SPEC,
-        params=PARAMS,
-        domain=domain,
-        check=check,
+        params=ROW_PARAMS,
+        domain=row_domain,
+        check=check_rows,
         inputs=lambda params: KINDS,
         make=make,
         reference=reference,
@@ -247,9 +222,9 @@ CASES = (
         contract="x / sqrt(mean(x^2) + 1e-6) * scale for each row of x, the mean in float32, "
         "rounded once to x's dtype",
         spec=SPEC,
-        params=PARAMS,
-        domain=domain,
-        check=check,
+        params=ROW_PARAMS,
+        domain=row_domain,
+        check=check_rows,
         inputs=lambda params: KINDS,
         make=make_rms,
         reference=reference_rms,

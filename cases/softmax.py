@@ -10,35 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
-from conformance import Arithmetic, Case, Negative, Param, Reference, Work
+from conformance import Arithmetic, Case, Negative, Reference, Work
 from conformance.case import Arrays, Axes, Params
 from conformance.numerics import dtype_of
-from conformance.rows import softmax, softmax_gradient
-from conformance.strategies import SUBLANES, blocks, cdiv, check_tiles, names, sizes
+from conformance.rows import ROW_PARAMS, check_rows, row_domain, softmax, softmax_gradient
+from conformance.strategies import value_error
 
 SPEC = "https://docs.jax.dev/en/latest/_autosummary/jax.nn.softmax.html"
-DTYPES = ("float32", "bfloat16")
 KINDS = ("exact", "normal", "wide", "special")
-MOST_STEPS = 12
 POINT = {"m": 16, "n": 256, "bm": 8, "dtype": "float32"}
-
-
-def check(params: Params) -> None:
-    """bm is the whole of m or a multiple of 8; a row is never cut."""
-    check_tiles(params, m=SUBLANES)
-
-
-@st.composite
-def points(draw: st.DrawFn) -> dict[str, Any]:
-    m = draw(sizes(16, 1, 8, 20, 100, 136))
-    n = draw(sizes(256, 1, 100, 128, 384, 640))
-    return {"m": m, "n": n, "bm": draw(blocks(m, SUBLANES)), "dtype": draw(names(*DTYPES))}
-
-
-def domain() -> st.SearchStrategy[dict[str, Any]]:
-    return points().filter(lambda p: cdiv(p["m"], p["bm"]) <= MOST_STEPS)
 
 
 def probes(m: int, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -103,14 +84,7 @@ def work(params: Params) -> Work:
 
 
 def refused(name: str, match: str, x: np.ndarray, **changed: Any) -> Negative:
-    return Negative(
-        name=name,
-        params={**POINT, **changed},
-        phase="trace",
-        error="ValueError",
-        match=match,
-        arrays=lambda params: (x,),
-    )
+    return value_error(name, match, {**POINT, **changed}, x)
 
 
 ONES = np.ones((16, 256), np.float32)
@@ -128,14 +102,9 @@ CASES = (
         contract="exp(x - max) / sum(exp(x - max)) over the last axis, in float32, rounded once "
         "to x's dtype; -inf has share 0",
         spec=SPEC,
-        params={
-            "m": Param(kind="size"),
-            "n": Param(kind="size"),
-            "bm": Param(kind="block"),
-            "dtype": Param(kind="dtype", choices=DTYPES),
-        },
-        domain=domain,
-        check=check,
+        params=ROW_PARAMS,
+        domain=row_domain,
+        check=check_rows,
         inputs=lambda params: KINDS,
         make=make,
         reference=reference,

@@ -24,6 +24,7 @@ from conformance.strategies import (
     names,
     probe_limit,
     sizes,
+    value_error,
 )
 
 SPEC = "https://docs.jax.dev/en/latest/pallas/pipelining.html"
@@ -127,14 +128,7 @@ def negatives(dtype: str, unsupported: str) -> tuple[Negative, ...]:
     point = {"b": 4, "m": 32, "n": 256, "bm": 8, "bn": 128, "dtype": dtype}
 
     def refused(name: str, match: str, x: np.ndarray) -> Negative:
-        return Negative(
-            name=name,
-            params=point,
-            phase="trace",
-            error="ValueError",
-            match=match,
-            arrays=lambda params: (x,),
-        )
+        return value_error(name, match, point, x)
 
     ones = np.ones((4, 32, 256), dtype_of(dtype))
     return (

@@ -17,9 +17,12 @@ passes, merged blocks, a running mean or maximum. Sources:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
+from conformance.case import Param, Params
 from conformance.numerics import (
     Reference,
     accumulation_factor,
@@ -27,7 +30,18 @@ from conformance.numerics import (
     smallest_normal,
     unit_roundoff,
 )
-from conformance.strategies import LANES, cdiv
+from conformance.strategies import LANES, SUBLANES, blocks, cdiv, check_tiles, names, sizes
+
+_DTYPES = ("float32", "bfloat16")
+# Of a function of each row of an array (m, n), which is cut into blocks of bm whole rows.
+ROW_PARAMS = {
+    "m": Param(kind="size"),
+    "n": Param(kind="size"),
+    "bm": Param(kind="block"),
+    "dtype": Param(kind="dtype", choices=_DTYPES),
+}
+# The simulator pays for every grid step.
+_MOST_STEPS = 12
 
 _FLOAT32 = np.dtype(np.float32)
 _U = unit_roundoff(_FLOAT32)
@@ -40,6 +54,29 @@ ULPS = {"divide": 2.5, "exp": 3.0, "log": 3.0, "rsqrt": 5.5}
 # Products, sums and casts of one element between its statistics and the result, each within u:
 # no formula in use has more.
 _ROUNDINGS = 8
+
+
+# --------------------------------------------------------------------------- domains
+
+
+def check_rows(params: Params) -> None:
+    """bm is the whole of m or a multiple of 8; a row is never cut."""
+    check_tiles(params, m=SUBLANES)
+
+
+@st.composite
+def _points(draw: st.DrawFn) -> dict[str, Any]:
+    m = draw(sizes(16, 1, 8, 20, 100, 136))
+    n = draw(sizes(256, 1, 100, 128, 384, 640))
+    return {"m": m, "n": n, "bm": draw(blocks(m, SUBLANES)), "dtype": draw(names(*_DTYPES))}
+
+
+def row_domain() -> st.SearchStrategy[dict[str, Any]]:
+    """Points of a function of rows."""
+    return _points().filter(lambda p: cdiv(p["m"], p["bm"]) <= _MOST_STEPS)
+
+
+# --------------------------------------------------------------------------- errors
 
 
 def function_error(name: str) -> float:

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.case import Arrays, Case, DomainError, Example, Params
+from conformance.case import Arrays, Case, DomainError, Example, Negative, Params
 from conformance.numerics import (
     dtype_of,
     is_float,
@@ -204,3 +204,15 @@ def _halves(values: np.ndarray, axis: int, flip: bool, rng: np.random.Generator)
     else:
         out[half : 2 * half] = out[:half] * (1 + 2.0**-6 * rng.standard_normal(out[:half].shape))
     return np.moveaxis(out, 0, axis)
+
+
+def value_error(name: str, match: str, params: Params, *arrays: np.ndarray) -> Negative:
+    """Bad arrays or parameters that a kernel must refuse with a ValueError while it is traced."""
+    return Negative(
+        name=name,
+        params=params,
+        phase="trace",
+        error="ValueError",
+        match=match,
+        arrays=lambda _: arrays,
+    )
