@@ -6,7 +6,9 @@ Python's own grammar, cut down to names, literals, arithmetic, comparisons and `
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 _ALLOWED = (
@@ -41,6 +43,27 @@ _ALLOWED = (
 
 def check(text: str) -> None:
     """ValueError when `text` is not a condition; it names what is wrong."""
+    _parsed(text)
+
+
+def names(text: str) -> frozenset[str]:
+    """The parameters that a condition is about."""
+    return _parsed(text)[1]
+
+
+def holds(text: str, params: Mapping[str, Any]) -> bool:
+    """Whether a condition holds. One that cannot be computed, since a parameter is not there, is 0
+    and divided by, or is no number, does not."""
+    code, named = _parsed(text)
+    try:
+        return named <= set(params) and bool(eval(code, {"__builtins__": {}}, dict(params)))
+    except (ArithmeticError, TypeError):
+        return False
+
+
+@functools.cache
+def _parsed(text: str) -> tuple[CodeType, frozenset[str]]:
+    """What runs, and the names in it: every verdict is held against every condition."""
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as e:
@@ -51,24 +74,10 @@ def check(text: str) -> None:
         if not isinstance(node, _ALLOWED):
             kind = type(node).__name__
             raise ValueError(f"{text!r} may not contain {kind}: names, numbers and operators only")
+    named = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+    return compile(tree, "<condition>", "eval"), named
 
 
 def _no_number(node: ast.expr) -> bool:
     text = isinstance(node, ast.Constant) and not isinstance(node.value, (int, float))
     return text or isinstance(node, ast.Tuple)
-
-
-def names(text: str) -> frozenset[str]:
-    """The parameters that a condition is about."""
-    tree = ast.parse(text, mode="eval")
-    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
-
-
-def holds(text: str, params: Mapping[str, Any]) -> bool:
-    """Whether a condition holds. One that cannot be computed, since a parameter is not there, is 0
-    and divided by, or is no number, does not."""
-    check(text)
-    try:
-        return names(text) <= set(params) and bool(eval(text, {"__builtins__": {}}, dict(params)))
-    except (ArithmeticError, TypeError):
-        return False

@@ -323,11 +323,11 @@ def _kernels(options: Options, subject: Subject, cases: list[str]) -> tuple[Kern
 
 def _columns(options: Options) -> tuple[Column, ...]:
     modes = _chosen("--mode", options.modes, list(MODES))
-    if not modes and set(options.properties) - {_NO_PROPERTY}:
-        return ()
-    modes = modes or [name for name, mode in MODES.items() if mode.default]
     known = list(dict.fromkeys(c for mode in MODES.values() for c in mode.chips))
     _chosen("--chip", options.chips, known)
+    if not modes and (options.benchmark or set(options.properties) - {_NO_PROPERTY}):
+        return ()
+    modes = modes or [name for name, mode in MODES.items() if mode.default]
     if options.chips and not any(MODES[name].chips for name in modes):
         chips = ",".join(options.chips)
         raise PlanError(f"--chip {chips}: no chip is compiled for in mode {', '.join(modes)}")
@@ -335,13 +335,13 @@ def _columns(options: Options) -> tuple[Column, ...]:
 
 
 def _properties(options: Options) -> tuple[str, ...]:
-    """Those given; else all of them, unless the run was narrowed to modes."""
+    """Those given; else all of them, unless the run was narrowed to modes or times."""
     given = [name for name in options.properties if name != _NO_PROPERTY]
     known = list(PROPERTIES)
     if given and len(given) < len(options.properties):
         raise PlanError(f"--properties {','.join(options.properties)}: none of them, or some")
     chosen = _chosen("--properties", given, known)
-    if chosen or options.properties or options.modes:
+    if chosen or options.properties or options.modes or options.benchmark:
         return tuple(dict.fromkeys(chosen))
     return tuple(known)
 

@@ -8,11 +8,12 @@ somebody else's pytest.
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -266,7 +267,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a kernel and mode@chip, one a kernel and property that it claims, and one a kernel,
     point and part that is timed."""
     if "timed" in metafunc.fixturenames:
-        found = _timed(metafunc.config)
+        found = _timed(metafunc.config) if metafunc.config.stash[_OPTIONS].benchmark else {}
         metafunc.parametrize("timed", list(found.values()), ids=list(found))
     if "judged_kernel" not in metafunc.fixturenames:
         return
@@ -282,29 +283,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A run without modes, or without properties, does not show a skipped test in their place."""
+    """A run without modes, properties or times does not show a skipped test in their place."""
     if _PLAN not in config.stash:
         return
     plan = config.stash[_PLAN]
-    empty = {"column": not plan.columns, "claimed": not plan.claims()}
+    empty = {
+        "column": not plan.columns,
+        "claimed": not plan.claims(),
+        "timed": not config.stash[_OPTIONS].benchmark,
+    }
     items[:] = [
         item
         for item in items
         if not any(empty.get(name) for name in getattr(item, "fixturenames", ()))
     ]
-
-
-def pytest_pycollect_makeitem(name: str, collector: pytest.Collector) -> list[pytest.Item] | None:
-    """Without --benchmark there is no test of times, not even one that is skipped; and no other
-    where times are predicted, unless a mode is named."""
-    options = collector.config.stash[_OPTIONS]
-    if name == "test_meets_target" and not options.benchmark:
-        return []
-    if name == "test_conforms" and options.benchmark and not options.modes:
-        return []
-    if name == "test_has_property" and options.benchmark and not options.properties:
-        return []
-    return None
 
 
 def _timed(config: pytest.Config) -> dict[str, Timed]:
@@ -442,7 +434,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if rows:
         _show(terminalreporter, config.stash[_PLAN], rows)
     if times:
-        _show_times(terminalreporter, times)
+        _write_table(terminalreporter, functools.partial(timings.render, times))
     for problem in config.stash.get(_PROBLEMS, []):
         terminalreporter.write_line(problem, red=True)
     if (rows or times) and config.getoption("--report"):
@@ -457,19 +449,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _show(terminalreporter: Any, plan: Plan, rows: list[dict[str, Any]]) -> None:
     order = {(k.case, k.name): n for n, k in enumerate(plan.kernels)}
     rows.sort(key=lambda r: order.get((r["case"], r["kernel"]), len(order)))
-    writer = terminalreporter._tw
-    width = writer.fullwidth if writer.hasmarkup else _LOG_WIDTH
-    terminalreporter.write_line("")
-    terminalreporter.write(_matrices(rows, width, writer.hasmarkup))
+    _write_table(terminalreporter, functools.partial(_matrices, rows))
     for line in plan.left_out():
         terminalreporter.write_line(line)
 
 
-def _show_times(terminalreporter: Any, times: list[dict[str, Any]]) -> None:
+def _write_table(terminalreporter: Any, render: Callable[[int, bool], str]) -> None:
+    """As wide as the terminal, if it is one."""
     writer = terminalreporter._tw
     width = writer.fullwidth if writer.hasmarkup else _LOG_WIDTH
     terminalreporter.write_line("")
-    terminalreporter.write(timings.render(times, width, writer.hasmarkup))
+    terminalreporter.write(render(width, writer.hasmarkup))
 
 
 def _matrices(rows: Sequence[Mapping[str, Any]], width: int, color: bool) -> str:

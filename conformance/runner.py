@@ -80,10 +80,8 @@ class Runner:
             return self._here.answer(request)
         try:
             return self._child(mode).call(request, self._timeout)
-        except ChildTimeout as e:
-            return _died(Status.TIMEOUT, "", f"{e}; the process was killed")
-        except ChildDied as e:
-            return _died(Status.CRASH, _signal(e.returncode), explain(e))
+        except (ChildTimeout, ChildDied) as e:
+            return Outcome(failure=_failure(e, "run"))
 
     def baseline(self, mode: str, example: Example) -> tuple[np.ndarray, ...]:
         """XLA's results on the backend of `mode`; EngineError when that fails.
@@ -115,13 +113,8 @@ class Runner:
         )
         try:
             return self._child(_COMPILES).call(request, self._timeout)
-        except ChildTimeout as e:
-            return Failure(
-                status=Status.TIMEOUT, phase="compile", error="", message=f"{e}; it was killed"
-            )
-        except ChildDied as e:
-            error = _signal(e.returncode)
-            return Failure(status=Status.CRASH, phase="compile", error=error, message=explain(e))
+        except (ChildTimeout, ChildDied) as e:
+            return _failure(e, "compile")
 
     def close(self) -> None:
         """Ends all children."""
@@ -149,8 +142,13 @@ def _in_process(mode: str) -> bool:
     return mode not in PROPERTIES and MODES[mode].in_process
 
 
-def _died(status: Status, error: str, message: str) -> Outcome:
-    return Outcome(failure=Failure(status=status, phase="run", error=error, message=message))
+def _failure(end: ChildTimeout | ChildDied, phase: str) -> Failure:
+    """What the kernel is told when its process did not answer."""
+    if isinstance(end, ChildTimeout):
+        message = f"{end}; the process was killed"
+        return Failure(status=Status.TIMEOUT, phase=phase, error="", message=message)
+    error = _signal(end.returncode)
+    return Failure(status=Status.CRASH, phase=phase, error=error, message=explain(end))
 
 
 def _signal(returncode: int) -> str:

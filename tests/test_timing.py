@@ -251,7 +251,7 @@ def test_a_part_computes_its_results_alone(python, tmp_path):
 def test_xla_is_asked_for_no_precision(lowered, cases, kernels):
     """Unlike the baseline that kernels are judged beside, which is at HIGHEST."""
     call = call_of(cases, find(kernels, "matmul_grad", "custom_vjp"), MATMUL)
-    text = _timing._compiled(_timing.baseline(call, WHOLE), call).program.as_text()
+    text = _timing._compiled(_timing.baseline(call, WHOLE), call).compiled.as_text()
     assert text.count("stablehlo.dot_general") == 3
     assert "HIGHEST" not in text
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in call.arrays]

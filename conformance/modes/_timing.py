@@ -39,26 +39,25 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A compiled program; see `Program`."""
+    """A program and what it was compiled to."""
 
-    program: Any
-    operands: Callable[[Call], tuple[Any, ...]]
-    finish: Callable[[Any], Any] | None = None
+    program: Program
+    compiled: Any
 
     def warm_up(self, call: Call) -> None:
         """One call that is not timed."""
-        operands = self.operands(call)
-        _staging.in_phase("run", lambda: jax.block_until_ready(self.program(*operands)))
+        operands = self.program.operands(call)
+        _staging.in_phase("run", lambda: jax.block_until_ready(self.compiled(*operands)))
 
     def sample(self, call: Call, clock: Clock) -> tuple[Sample, Values]:
         """One timed call and its values, as the contract has them."""
-        operands = jax.block_until_ready(self.operands(call))
-        sample = _staging.in_phase("run", _unless_the_clock, clock, self.program, operands)
+        operands = jax.block_until_ready(self.program.operands(call))
+        sample = _staging.in_phase("run", _unless_the_clock, clock, self.compiled, operands)
         if isinstance(sample, ClockError):
             raise sample
         results = sample.results
-        if self.finish is not None:
-            results = _staging.in_phase("finish", self.finish, results)
+        if self.program.finish is not None:
+            results = _staging.in_phase("finish", self.program.finish, results)
         return sample, tuple(np.asarray(leaf) for leaf in jax.tree.leaves(results))
 
 
@@ -90,9 +89,7 @@ def samples(
 
 def _compiled(program: Program, call: Call) -> Timed:
     traced = _staging.trace_function(program.function, program.operands(call))
-    return Timed(
-        program=_staging.compile_traced(traced), operands=program.operands, finish=program.finish
-    )
+    return Timed(program=program, compiled=_staging.compile_traced(traced))
 
 
 def kernel(call: Call, part: Part) -> Program:

@@ -7,10 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from conformance.report.table import add_by_case, as_text, titled
 from conformance.verdict import BAD, MEANING, Status
 
 _STYLE = {Status.PASS: "green", Status.COMPILED: "cyan"}
@@ -76,26 +75,21 @@ def _cell(counts: Counter[Status], refused: int) -> Text:
 
 def render(matrix: Matrix, width: int, color: bool, title: str = "Kernel x mode") -> str:
     """The table and its legend as text."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = titled(title)
     table.add_column("case", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
     for column in matrix.columns:
         table.add_column(column)
     table.add_column("worst error / allowed", justify="right")
-    previous = None
-    for kernel, row in matrix.cells.items():
-        cells = [_cell(row[c], matrix.refused[kernel, c]) for c in matrix.columns]
-        ratio = f"{matrix.ratio[kernel]:.3f}" if kernel in matrix.ratio else "-"
-        if previous not in (None, kernel[0]):
-            table.add_section()
-        table.add_row(kernel[0] if previous != kernel[0] else "", kernel[1], *cells, ratio)
-        previous = kernel[0]
-    console = Console(width=width, force_terminal=color, no_color=not color)
-    with console.capture() as capture:
-        console.print(table)
-        for line in legend(matrix):
-            console.print(line, style="dim", highlight=False)
-    return capture.get()
+    add_by_case(table, (_line(matrix, kernel) for kernel in matrix.cells))
+    return as_text(table, legend(matrix), width, color)
+
+
+def _line(matrix: Matrix, kernel: tuple[str, str]) -> list[str | Text]:
+    row = matrix.cells[kernel]
+    cells = [_cell(row[c], matrix.refused[kernel, c]) for c in matrix.columns]
+    ratio = f"{matrix.ratio[kernel]:.3f}" if kernel in matrix.ratio else "-"
+    return [*kernel, *cells, ratio]
 
 
 def legend(matrix: Matrix) -> list[str]:

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from conformance.report.lines import append
+from conformance.report.table import add_by_case, as_text, titled
 from conformance.schedule import LABEL as PREDICTED
-from conformance.targets import XLA, Standing
+from conformance.targets import Standing
 from conformance.timing import FORWARD, Timing
 
 FILE = "benchmarks.jsonl"
@@ -42,36 +41,25 @@ class Timings:
         self._written: list[Timing] = []
 
     def write(self, timing: Timing) -> None:
-        """One line. XLA's code is predicted once for all kernels of a case, and written once."""
-        if timing.kernel == XLA and timing.label == PREDICTED:
-            if timing in self._written:
-                return
-            self._written.append(timing)
+        """One line; a timing that is there already is not written again, as XLA's, which is
+        predicted once for all kernels of a case."""
+        if timing in self._written:
+            return
+        self._written.append(timing)
         append(self._path, json.dumps(timing.row() | {"subject": self._subject}, allow_nan=False))
 
 
 def render(rows: Iterable[Mapping[str, Any]], width: int, color: bool) -> str:
     """The table of rows of benchmarks.jsonl, and its legend, as text."""
     rows = list(rows)
-    table = Table(title="Time", title_justify="left", header_style="bold")
+    table = titled("Time")
     lines = [_cells(row) for row in rows]
     shown = [n for n, _ in enumerate(_COLUMNS) if any(str(line[n]) != "-" for line in lines)]
     for number in shown:
         name, justify = _COLUMNS[number]
         table.add_column(name, justify=justify, no_wrap=True)
-    previous = None
-    for row, cells in zip(rows, lines, strict=True):
-        if previous not in (None, row["case"]):
-            table.add_section()
-        first = "" if previous == row["case"] else row["case"]
-        table.add_row(first, *(cells[n] for n in shown if n))
-        previous = row["case"]
-    console = Console(width=width, force_terminal=color, no_color=not color)
-    with console.capture() as capture:
-        console.print(table)
-        for line in legend(rows):
-            console.print(line, style="dim", highlight=False)
-    return capture.get()
+    add_by_case(table, ([line[n] for n in shown] for line in lines))
+    return as_text(table, legend(rows), width, color)
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
